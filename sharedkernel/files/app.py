@@ -39,7 +39,6 @@ from sharedkernel.errors import Refused
 #: age of a partial upload, in seconds, from which it is removed
 _MOST_SECONDS = 24 * 3600.0
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_BUFFER = 1 << 20
 #: HTTP status of refusals by their reason; of others 409
 _STATUSES = {"bad_request": 400, "not_allowed": 403, "no_such_file": 404, "checksum": 422, "disk_full": 507}
 #: most entries of the home in which old parts are looked for
@@ -100,8 +99,8 @@ class Upload:
                 sentence = f"{found.st_size} bytes of {target.name} are here, not {offset}; begin there."
                 raise Refused(sentence, reason="wrong_offset")
             os.ftruncate(self._fd, offset)
-            os.lseek(self._fd, offset, os.SEEK_SET)
-            self._hash = _hash_of(self._fd)
+            with open(self._fd, "rb", closefd=False) as file:
+                self._hash = hashlib.file_digest(file, "sha256")  # which leaves it at its end
         except BaseException:
             self.close()
             raise
@@ -144,14 +143,6 @@ class Upload:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def _hash_of(descriptor: int) -> Any:
-    found, position = hashlib.sha256(), 0
-    while block := os.pread(descriptor, _BUFFER, position):
-        found.update(block)
-        position += len(block)
-    return found
 
 
 def _checksum(path: Path) -> str:

@@ -47,11 +47,9 @@ class _View:
     def __init__(self, link: ExecutorLink, session: str, channel: DescriptorClient) -> None:
         self.session = session
         self.channel = channel
-        self.executor_socket = link.path
         self._link = link
         self._lock = threading.Lock()
-        self._subscribers: dict[int, tuple[Callback, float]] = {}
-        self._numbers = 0
+        self._subscribers: dict[object, tuple[Callback, float]] = {}
         self._questions = itertools.count(1)
         #: gets the answer to a question for an earlier session, by its number, while a cell waits for it
         self._answers: dict[int, queue.SimpleQueue[str]] = {}
@@ -60,15 +58,14 @@ class _View:
         self._stays.set()
 
     def subscribe(self, callback: Callback, interval: float) -> Callable[[], None]:
+        subscription = object()
         with self._lock:
-            self._numbers += 1
-            number = self._numbers
-            self._subscribers[number] = (callback, interval)
+            self._subscribers[subscription] = (callback, interval)
         self.watch()
 
         def unsubscribe() -> None:
             with self._lock:
-                self._subscribers.pop(number, None)
+                self._subscribers.pop(subscription, None)
             self.watch()
 
         return unsubscribe
@@ -161,14 +158,13 @@ def _connected() -> _View:
     return _view
 
 
-def executor_socket() -> str | None:
-    """Return the path of the executor's control socket; None when this process is no session."""
-    return None if _view is None else _view.executor_socket
-
-
 def channel() -> DescriptorClient | None:
     """Return this process's connection for descriptors, of which there is one; None when it is no session."""
-    return _view.channel if _view is not None and _view.channel.is_own() else None
+    if _view is None:
+        return None
+    if not _view.channel.is_own():  # a process that a session started, to be told so
+        _view.channel = DescriptorClient(_view._link.path)
+    return _view.channel
 
 
 def session_id() -> str:

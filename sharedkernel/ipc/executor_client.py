@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sharedkernel import paths, protocol
-from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SessionNotFound
+from sharedkernel.errors import ExecutorUnavailable, ProtocolError, Refused
 from sharedkernel.status.document import StatusDocument, read_part, read_status
 from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
 
@@ -25,13 +25,6 @@ ELSEWHERE = "if this is not your machine, tell whoever runs it"
 
 #: seconds between questions whether an executor is alive, and for which it may leave one unanswered
 _PING_INTERVAL, _PING_TIMEOUT = 2.0, 5.0
-
-#: refusals that have a class of their own, by reason
-_REFUSALS: dict[str, Callable[[str], Exception]] = {
-    "quota": QuotaExceeded,
-    "session_not_found": SessionNotFound,
-    "executor_unavailable": ExecutorUnavailable,
-}
 
 
 class ExecutorClient:
@@ -63,9 +56,9 @@ class ExecutorClient:
         *,
         served: str | None = None,
         role: str = "command",
-        on_died: Callable[[protocol.SessionDied], None] | None = None,
-        on_connected: Callable[[], None] | None = None,
-        on_earlier_wanted: Callable[[str, int], None] | None = None,
+        on_died: Callable[[protocol.SessionDied], None] = lambda died: None,
+        on_connected: Callable[[], None] = lambda: None,
+        on_earlier_wanted: Callable[[str, int], None] = lambda session, question: None,
     ) -> None:
         self._runtime_directory = runtime_directory
         self._served = served
@@ -95,15 +88,6 @@ class ExecutorClient:
         """Whether an executor answers right now."""
         return self._writer is not None
 
-    @property
-    def _command(self) -> str:
-        words = ["sharedkernel executor"]
-        if self._served is not None:
-            words.append(f"--device {self._served}")
-        if self._runtime_directory != paths.default_runtime_directory():
-            words.append(f"--runtime-dir {self._runtime_directory}")
-        return " ".join(words)
-
     def absence(self) -> str:
         """Return the sentence that says where nobody answers and what to do, for those who run this machine."""
         others = paths.subdirectories_served(self._runtime_directory)
@@ -112,7 +96,10 @@ class ExecutorClient:
                 f"no executor answers at {self.path}, and several beside it ({', '.join(map(str, others))}); "
                 "name their devices in c.SharedKernelGateway.executors."
             )
-        return f"no executor answers at {self.path}; start one with `{self._command}`, or wait for it."
+        command = "sharedkernel executor" if self._served is None else f"sharedkernel executor --device {self._served}"
+        if self._runtime_directory != paths.default_runtime_directory():
+            command += f" --runtime-dir {self._runtime_directory}"
+        return f"no executor answers at {self.path}; start one with `{command}`, or wait for it."
 
     def unavailable(self) -> ExecutorUnavailable:
         """Return the error that says the same to anybody, since users are elsewhere as a rule."""
@@ -132,10 +119,8 @@ class ExecutorClient:
             self.path = paths.only_executor_directory(self._runtime_directory) / paths.EXECUTOR_SOCKET
         try:
             reader, writer = await asyncio.open_unix_connection(str(self.path))
-        except OSError as error:
-            raise ExecutorUnavailable(
-                f"no executor answers at {self.path} ({error.strerror}); start one with `{self._command}`."
-            ) from None
+        except OSError:
+            raise self.unavailable() from None
         decoder = protocol.Decoder(protocol.ToGateway, most=protocol.MAX_ANSWER_BYTES)
         writer.write(protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role=self.role)))
         messages: list[Any] = []
@@ -156,8 +141,7 @@ class ExecutorClient:
         self._known = welcome.requests
         self._writer, self.away_since = writer, None
         self._reader_task = asyncio.create_task(self._read(reader, decoder, messages))
-        if self.on_connected is not None:
-            self.on_connected()
+        self.on_connected()
 
     def keep_connected(self, interval: float = 0.5) -> None:
         """Connect in the background, again whenever the connection is lost, trying every *interval* seconds."""
@@ -218,20 +202,16 @@ class ExecutorClient:
 
     def _dispatch(self, message: Any) -> None:
         if isinstance(message, protocol.SessionDied):
-            if self.on_died is not None:
-                self.on_died(message)
+            self.on_died(message)
             return
         if isinstance(message, protocol.EarlierWanted):
-            if self.on_earlier_wanted is not None:
-                self.on_earlier_wanted(message.session, message.question)
+            self.on_earlier_wanted(message.session, message.question)
             return
         future = self._pending.pop(message.request, None)
         if future is None or future.done():
             return
         if isinstance(message, protocol.Failed):
-            refusal = _REFUSALS.get(message.reason)
-            text = message.message
-            future.set_exception(refusal(text) if refusal else Refused(text, reason=message.reason))
+            future.set_exception(message.error())
         else:
             future.set_result(message)
 
@@ -244,7 +224,7 @@ class ExecutorClient:
             if not future.done():
                 future.set_exception(ExecutorUnavailable("the executor went away before it answered; try again."))
 
-    async def _ask(self, message: protocol.ControlRequest) -> Any:
+    async def _ask(self, message: protocol.Numbered) -> Any:
         if self._writer is None:
             raise self.unavailable()
         number = next(self._numbers)

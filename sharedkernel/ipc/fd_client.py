@@ -18,10 +18,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+import msgspec
 
 from sharedkernel import protocol
-from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SharedKernelError
+from sharedkernel.errors import ExecutorUnavailable, ProtocolError
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.paths import DESCRIPTOR_SOCKET
 from sharedkernel.system.deferred_signals import signals_held, wait_for
@@ -79,10 +81,6 @@ class DescriptorClient:
         """Whether this process made it, and not the one that this was forked from."""
         return self._pid == os.getpid()
 
-    def number(self) -> int:
-        """Return a number for a request; no other of this process has it."""
-        return next(self._numbers)
-
     def request(self, message: Any, descriptors: Sequence[Descriptor] = ()) -> Answer:
         """Return the answer to *message* and the descriptors that came with it.
 
@@ -109,11 +107,12 @@ class DescriptorClient:
         be started for it, the future has failed.
         """
         answer: Future[Answer] = Future()
+        numbered = msgspec.structs.replace(message, request=next(self._numbers))
 
         def run() -> None:
             try:
                 with self._lock:
-                    result = self._exchange(message, descriptors)
+                    result = self._exchange(numbered, descriptors)
             except BaseException as error:
                 answer.set_exception(error)
             else:
@@ -144,7 +143,7 @@ class DescriptorClient:
             # gone already, if this is the second time that it was to go
             is_done = is_repeated and isinstance(message, protocol.Unshelve)
             if isinstance(answer, protocol.Failed) and not (is_done and answer.reason == "not_shelved"):
-                _check(answer)
+                raise KeyError(answer.message) if answer.reason == "not_shelved" else answer.error()
             return answer, received
 
     def _ask(self, message: Any, descriptors: Sequence[Descriptor], deadline: float) -> Answer:
@@ -166,7 +165,7 @@ class DescriptorClient:
             connection.set_timeout(max(0.1, deadline - time.monotonic()))
             greeting, _ = _receive(connection)
             if isinstance(greeting, protocol.Failed):
-                _check(greeting)
+                raise greeting.error()
             if getattr(greeting, "version", None) != protocol.PROTOCOL_VERSION:
                 raise ProtocolError(
                     "the executor and this kernel are of different versions of sharedkernel; restart the kernel."
@@ -192,17 +191,3 @@ def _receive(connection: PacketSocket) -> Answer:
     if message is None:
         raise ConnectionResetError
     return message, [Descriptor(each) for each in raw]
-
-
-def _check(failed: protocol.Failed) -> NoReturn:
-    """Raise what *failed* stands for."""
-    match failed.reason:
-        case "not_shelved":
-            raise KeyError(failed.message)
-        case QuotaExceeded.reason:
-            raise QuotaExceeded(failed.message)
-        case ProtocolError.reason:
-            raise ProtocolError(failed.message)
-        case "session_not_found" | "error":
-            raise SharedKernelError(failed.message)
-    raise Refused(failed.message, reason=failed.reason)

@@ -65,26 +65,21 @@ def wait_for_end(small: PacketSocket, patience: float = PATIENCE) -> None:
         Seconds until one that hangs is killed.
     """
     small.set_timeout(patience)
-    for is_last in (False, True):
+    with contextlib.suppress(OSError):
         try:
-            while small.receive()[0] is not None:
-                pass
+            _read_to_end(small)
         except TimeoutError:
-            if not is_last:
-                kill_peer(small)
-                continue
-        except OSError:
-            pass
-        return
+            kill_peer(small)
+            _read_to_end(small)
 
 
-def kill_peer(small: PacketSocket) -> None:
-    """Kill the process that listened at the other end, if it is still there."""
-    signal_peer(small, signal.SIGKILL)
+def _read_to_end(small: PacketSocket) -> None:
+    while small.receive()[0] is not None:
+        pass
 
 
-def signal_peer(small: PacketSocket, signum: int) -> None:
-    """Send a signal to the process that listened at the other end; never to a later one with its id."""
+def kill_peer(small: PacketSocket, signum: int = signal.SIGKILL) -> None:
+    """Kill the process that listened at the other end, or send it another signal; never a later one with its id."""
     with contextlib.suppress(ProcessLookupError), closing_descriptor(os.pidfd_open(small.peer().pid)) as descriptor:
         if not small.is_at_end():  # its end of the connection is open, so its id was its own when that was opened
             signal.pidfd_send_signal(descriptor, signum)

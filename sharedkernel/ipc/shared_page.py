@@ -118,9 +118,7 @@ class Page:
 
     def close(self) -> None:
         """Unmap and close."""
-        words = getattr(self, "words", None)
-        if words is not None:
-            words.release()
+        self.words.release()
         self._view.release()
         self._map.close()
         os.close(self.descriptor)

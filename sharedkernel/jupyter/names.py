@@ -44,12 +44,11 @@ SESSION_DIED = 3
 EXISTING = "existing"
 #: the gateway's framing of messages on the websocket
 WEBSOCKET_PROTOCOL = "v1.kernel.websocket.jupyter.org"
-_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 
 
 def is_user_name(name: str) -> bool:
     """Whether *name* is a valid user name: short and plain, since logs, status and metrics contain it."""
-    return _USER.fullmatch(name) is not None
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", name) is not None
 
 
 def kernel_of(environment: str) -> str:

@@ -19,7 +19,7 @@ from sharedkernel.protocol.requests import FromGateway
 from sharedkernel.protocol.sessions import *  # noqa: F403 (all of it)
 from sharedkernel.protocol.sessions import FromSession
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 #: what an executor accepts on its control socket
 ToExecutor = FromGateway | FromSession

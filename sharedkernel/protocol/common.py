@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from sharedkernel.errors import ProtocolError
+from sharedkernel import errors
 
 #: longest message accepted, in bytes; control messages are small, tensors and outputs never pass here
 MAX_MESSAGE_BYTES = 1 << 20
@@ -17,6 +17,12 @@ MAX_ANSWER_BYTES = 64 << 20
 
 #: what decoding raises: msgspec's own errors, which are ValueErrors, and others for text that is none and for nesting
 UNREADABLE = (ValueError, RecursionError)
+
+#: errors with a class of their own, by reason
+_ERRORS: dict[str, type[errors.SharedKernelError]] = {
+    kind.reason: kind
+    for kind in (errors.QuotaExceeded, errors.SessionNotFound, errors.ExecutorUnavailable, errors.ProtocolError)
+}
 
 _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
@@ -29,8 +35,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 class Numbered(Message, frozen=True, kw_only=True):
     """Base of requests, and of the answers to them."""
 
-    #: of the request; its answer repeats it
-    request: int
+    #: number of the request, which the client that sends it gives; its answer repeats it
+    request: int = 0
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -110,7 +116,6 @@ class Welcome(Message, frozen=True, kw_only=True):
 
     version: int
     device: Device
-    pid: int
     #: names of the Python environments that sessions can have besides the executor's own
     environments: list[str] = []
     #: names of the requests that it knows: it would hang up on any other, such as one that was added to this version of
@@ -127,6 +132,11 @@ class Failed(Numbered, frozen=True, kw_only=True):
 
     reason: str
     message: str
+
+    def error(self) -> errors.SharedKernelError:
+        """Return what it stands for, to be raised where the request was made."""
+        kind = _ERRORS.get(self.reason)
+        return errors.Refused(self.message, reason=self.reason) if kind is None else kind(self.message)
 
 
 def encode(message: Message, *, most: int = MAX_MESSAGE_BYTES) -> bytes:
@@ -146,7 +156,7 @@ def encode(message: Message, *, most: int = MAX_MESSAGE_BYTES) -> bytes:
     """
     body = _encoder.encode(message)
     if len(body) > most:
-        raise ProtocolError(f"a {type(message).__name__} of {len(body)} bytes is too long to send.")
+        raise errors.ProtocolError(f"a {type(message).__name__} of {len(body)} bytes is too long to send.")
     return _LENGTH.pack(len(body)) + body
 
 
@@ -179,7 +189,7 @@ class Decoder:
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > self.most:
-                raise ProtocolError(f"a message of {length} bytes is longer than {self.most} bytes.")
+                raise errors.ProtocolError(f"a message of {length} bytes is longer than {self.most} bytes.")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return
@@ -188,4 +198,4 @@ class Decoder:
             try:
                 yield self._decoder.decode(body)
             except UNREADABLE as error:
-                raise ProtocolError(f"not a control message: {error}.") from None
+                raise errors.ProtocolError(f"not a control message: {error}.") from None

@@ -129,8 +129,6 @@ class ShelfReserved(Numbered, frozen=True, kw_only=True):
 class Shelved(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`FetchShelved`; the file's descriptor travels along."""
 
-    bytes: int
-
 
 class ShelfListing(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`ListShelf`, in the order of names."""

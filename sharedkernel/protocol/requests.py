@@ -21,14 +21,7 @@ class Hello(Message, frozen=True, kw_only=True):
 # --- gateway or command -> executor -----------------------------------
 
 
-class ControlRequest(Message, frozen=True, kw_only=True):
-    """Base of what gateways and commands ask for."""
-
-    #: number that the answer repeats; :class:`~sharedkernel.ipc.executor_client.ExecutorClient` gives it
-    request: int = 0
-
-
-class StartSession(ControlRequest, frozen=True, kw_only=True):
+class StartSession(Numbered, frozen=True, kw_only=True):
     """Start a session; answered by :class:`SessionReady` or :class:`Failed`."""
 
     session: str
@@ -49,7 +42,7 @@ class StartSession(ControlRequest, frozen=True, kw_only=True):
     environment: str = ""
 
 
-class RequestAboutSession(ControlRequest, frozen=True, kw_only=True):
+class RequestAboutSession(Numbered, frozen=True, kw_only=True):
     """Base of what they ask for about one session."""
 
     session: str
@@ -102,11 +95,11 @@ class SignalSession(RequestAboutSession, frozen=True, kw_only=True):
     signum: int
 
 
-class ListSessions(ControlRequest, frozen=True, kw_only=True):
+class ListSessions(Numbered, frozen=True, kw_only=True):
     """Ask for every live session; answered by :class:`Sessions`."""
 
 
-class ConfigureUsers(ControlRequest, frozen=True, kw_only=True):
+class ConfigureUsers(Numbered, frozen=True, kw_only=True):
     """Set users' limits; answered by :class:`Done`."""
 
     limits: list[Limits]
@@ -114,36 +107,36 @@ class ConfigureUsers(ControlRequest, frozen=True, kw_only=True):
     left: tuple[str, ...] = ()
 
 
-class SetPolicy(ControlRequest, frozen=True, kw_only=True):
+class SetPolicy(Numbered, frozen=True, kw_only=True):
     """Let another policy rank from now on, until the executor ends; no grant is lost. Answered by :class:`Done`."""
 
     #: a policy by its name in the configuration
     policy: str
 
 
-class GetStatus(ControlRequest, frozen=True, kw_only=True):
+class GetStatus(Numbered, frozen=True, kw_only=True):
     """Ask for the whole status document; answered by :class:`Status`."""
 
 
-class AwaitChange(ControlRequest, frozen=True, kw_only=True):
+class AwaitChange(Numbered, frozen=True, kw_only=True):
     """Ask for word of the next change of a session's state, a lane or a limit; answered by :class:`Done` then.
 
     What is measured all the time (memory, iterations, service) is no change.
     """
 
 
-class GetCounts(ControlRequest, frozen=True, kw_only=True):
+class GetCounts(Numbered, frozen=True, kw_only=True):
     """Ask how often what happened; answered by :class:`CountsAnswer`."""
 
 
-class ListShelves(ControlRequest, frozen=True, kw_only=True):
+class ListShelves(Numbered, frozen=True, kw_only=True):
     """Ask what is on the shelf of `user`, or on everybody's; answered by :class:`Shelves`."""
 
     #: None: everybody's
     user: str | None = None
 
 
-class TakeOffShelf(ControlRequest, frozen=True, kw_only=True):
+class TakeOffShelf(Numbered, frozen=True, kw_only=True):
     """Take `name`, or everything, off the shelf of `user`; answered by :class:`TakenOffShelf`.
 
     Sessions that use what was taken off keep it, and until then it stays charged, as when a session does this itself.
@@ -154,7 +147,7 @@ class TakeOffShelf(ControlRequest, frozen=True, kw_only=True):
     name: str | None = None
 
 
-class GetTimeline(ControlRequest, frozen=True, kw_only=True):
+class GetTimeline(Numbered, frozen=True, kw_only=True):
     """Ask what sessions did in a window of the last hour; answered by :class:`TimelineAnswer`.
 
     The bounds are those of :class:`~sharedkernel.status.timeline.TimelineWindow`.
@@ -169,13 +162,13 @@ class GetTimeline(ControlRequest, frozen=True, kw_only=True):
     user: str | None = None
 
 
-class OpenUserServer(ControlRequest, frozen=True, kw_only=True):
+class OpenUserServer(Numbered, frozen=True, kw_only=True):
     """Have the files and terminals of `user` served; answered by :class:`UserServerOpen`."""
 
     user: str
 
 
-class FindSockets(ControlRequest, frozen=True, kw_only=True):
+class FindSockets(Numbered, frozen=True, kw_only=True):
     """Ask which of these sockets are of processes of `user`; answered by :class:`OwnedSockets`."""
 
     user: str

@@ -21,7 +21,6 @@ class SessionHello(Message, frozen=True, kw_only=True):
     version: int
     #: names this process for life; the warm parent gave it
     process: str
-    pid: int
     connection: dict[str, Any]
     memory: Memory
     data_bytes: int

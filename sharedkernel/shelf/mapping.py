@@ -28,9 +28,6 @@ class Shelf(MutableMapping[str, Any]):
     :class:`~sharedkernel.errors.ExecutorUnavailable` when no executor answers for a while.
     """
 
-    def __init__(self) -> None:
-        self._client: DescriptorClient | None = None
-
     def __getitem__(self, name: str) -> Any:
         """Return the value of *name*; its tensors are the memory on the shelf.
 
@@ -52,12 +49,11 @@ class Shelf(MutableMapping[str, Any]):
         return self._read(name, private=True)
 
     def _read(self, name: str, *, private: bool) -> Any:
-        _check_name(name)
-        client = self._connected()
+        client = _connected(name)
         from sharedkernel import protocol
         from sharedkernel.shelf import layout, memory
 
-        _, (descriptor,) = client.request(protocol.FetchShelved(request=client.number(), name=name))
+        _, (descriptor,) = client.request(protocol.FetchShelved(name=name))
         mapped = memory.map_shared(descriptor.fileno())
         descriptor.close()  # the mapping has its own
         return layout.read(mapped, private=private)
@@ -72,17 +68,15 @@ class Shelf(MutableMapping[str, Any]):
         QuotaExceeded, Refused
             When there is no room; nothing was changed.
         """
-        _check_name(name)
-        client = self._connected()
+        client = _connected(name)
         from sharedkernel import protocol
         from sharedkernel.shelf import memory
 
         plan = memory.plan(value)
-        reserve = protocol.ReserveShelf(request=client.number(), name=name, bytes=plan.size)
-        reserved, (descriptor,) = client.request(reserve)
+        reserved, (descriptor,) = client.request(protocol.ReserveShelf(name=name, bytes=plan.size))
         try:
             memory.write(plan, descriptor.fileno())
-            client.request(protocol.Shelve(request=client.number(), number=reserved.number))
+            client.request(protocol.Shelve(number=reserved.number))
         except OSError as error:
             raise SharedKernelError(
                 f"{name!r} could not be shelved: {error.strerror}; nothing was changed: free some memory and retry."
@@ -98,11 +92,10 @@ class Shelf(MutableMapping[str, Any]):
         KeyError
             When it is not there.
         """
-        _check_name(name)
-        client = self._connected()
+        client = _connected(name)
         from sharedkernel import protocol
 
-        client.request(protocol.Unshelve(request=client.number(), name=name))
+        client.request(protocol.Unshelve(name=name))
 
     def __iter__(self) -> Iterator[str]:
         return iter([entry.name for entry in self._listing().entries])
@@ -125,31 +118,22 @@ class Shelf(MutableMapping[str, Any]):
         return _table(listing)
 
     def _listing(self) -> protocol.ShelfListing:
-        client = self._connected()
+        client = _connected()
         from sharedkernel import protocol
 
-        message, _ = client.request(protocol.ListShelf(request=client.number()))
+        message, _ = client.request(protocol.ListShelf())
         assert isinstance(message, protocol.ShelfListing)
         return message
 
-    def _connected(self) -> DescriptorClient:
-        """Return the way to the executor of this process."""
-        view = sys.modules.get("sharedkernel.ipc.current_session")
-        path = view.executor_socket() if view is not None else None
-        if path is None:
-            raise SharedKernelError(_NO_SESSION)
-        if view is not None and (channel := view.channel()) is not None:
-            return channel  # type: ignore[no-any-return]
-        if self._client is None or not self._client.is_own():  # a process that a session started, to be told so
-            from sharedkernel.ipc.fd_client import DescriptorClient
 
-            self._client = DescriptorClient(path)
-        return self._client
-
-
-def _check_name(name: object) -> None:
+def _connected(name: object = "") -> DescriptorClient:
+    """Return the way to the executor of this process; raise TypeError where *name* cannot be on a shelf."""
     if not isinstance(name, str):
         raise TypeError(f"names on a shelf are text, not {type(name).__name__}.")
+    view = sys.modules.get("sharedkernel.ipc.current_session")
+    if view is None or (channel := view.channel()) is None:
+        raise SharedKernelError(_NO_SESSION)
+    return channel  # type: ignore[no-any-return]
 
 
 def _table(listing: protocol.ShelfListing) -> str:

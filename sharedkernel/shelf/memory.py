@@ -16,6 +16,7 @@ import ctypes
 import itertools
 import mmap
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Container
 from dataclasses import dataclass, field
@@ -52,6 +53,9 @@ _DTYPES = {
     torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
+
+#: halves of pairs, which make a text no valid Unicode
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 _PLAIN = "tensors, numbers, text, bytes and None in dicts, lists and tuples"
 
@@ -214,21 +218,13 @@ def _plain(value: Any, path: tuple[str, ...], what: str = "the value") -> Plain:
         return value if -(1 << 63) <= value < 1 << 64 else LargeInteger(hex(value))
     if kind is complex:
         return ComplexNumber(value.real, value.imag)
-    if kind is str and _is_unicode(value):
+    if kind is str and not _SURROGATES.search(value):
         return value  # type: ignore[no-any-return]
     name = "text that is no valid Unicode" if kind is str else f"of the type {kind.__module__}.{kind.__qualname__}"
     raise TypeError(
         f"{what}{_at(path)} is {name.replace('builtins.', '')}; a shelf holds {_PLAIN}: take it out or turn it into "
         "one of these."
     )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _at(path: tuple[str, ...]) -> str:

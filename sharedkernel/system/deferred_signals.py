@@ -134,9 +134,6 @@ class interrupts_let_through:
     No generator: one that an interrupt ends early would run its end at any time.
     """
 
-    def __init__(self) -> None:
-        self._were_held = False
-
     def __enter__(self) -> None:
         self._were_held = _is_main() and not _held.is_open
         if self._were_held:

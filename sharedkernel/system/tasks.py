@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from sharedkernel.errors import SharedKernelError
@@ -12,10 +12,25 @@ from sharedkernel.errors import SharedKernelError
 log = logging.getLogger(__name__)
 
 
-class BackgroundTasks:
-    """The running background tasks of one owner; a task that fails is logged."""
+def _log_failure(error: BaseException) -> None:
+    """Log what ended a task: a refusal is no fault."""
+    if isinstance(error, SharedKernelError):
+        log.info("not done: %s", error)
+    else:
+        log.error("unexpected %s", type(error).__name__, exc_info=error)
 
-    def __init__(self) -> None:
+
+class BackgroundTasks:
+    """The running background tasks of one owner.
+
+    Parameters
+    ----------
+    on_failure
+        Called with the error of a task that fails.
+    """
+
+    def __init__(self, on_failure: Callable[[BaseException], None] = _log_failure) -> None:
+        self._on_failure = on_failure
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
@@ -32,9 +47,5 @@ class BackgroundTasks:
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        if isinstance(error, SharedKernelError):
-            log.info("not done: %s", error)
-        else:
-            log.error("unexpected %s", type(error).__name__, exc_info=error)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_failure(error)

@@ -183,7 +183,7 @@ _GREET_AGAIN = """if True:
     from sharedkernel import protocol
     peer = socket.socket(socket.AF_UNIX)
     peer.connect({path!r})
-    hello = protocol.SessionHello(version=protocol.PROTOCOL_VERSION, process={name!r}, pid=os.getpid(),
+    hello = protocol.SessionHello(version=protocol.PROTOCOL_VERSION, process={name!r},
                                   connection={connection!r}, memory=protocol.Memory(), data_bytes=0)
     peer.sendall(protocol.encode(hello))
     print(next(protocol.Decoder(protocol.ToSession).feed(peer.recv(65536))))

@@ -93,7 +93,7 @@ class SessionUnderTest:
     def _hear(self, message: Any) -> None:
         if isinstance(message, protocol.SessionHello) and self.is_there:
             device = protocol.Device(name="test", kind="host", capacity_bytes=64 * GIB, reserve_bytes=0)
-            self.say(protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, pid=os.getpid()))
+            self.say(protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device))
         elif isinstance(message, protocol.GrantReleasedReport):
             self.page.words[Word.PREEMPT] = 0
         with self._news:

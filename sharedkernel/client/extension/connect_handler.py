@@ -105,21 +105,19 @@ def connect(kernel_name: str, url: str, token: str, fingerprint: str) -> None:
     FieldRefused
         When something is wrong; nothing has changed then, unless a disk refused a file.
     """
+    if max(map(len, (url, token, fingerprint))) > _LONGEST:
+        raise FieldRefused("that is too long.", "")
     with _refusing("url"):
         url = check_url(urldefrag(url.strip()).url)
     with _refusing("token"):
         token = check_token(token)
-    path = credentials_path(kernel_name)
-    certificate = None
     with _refusing("fingerprint"):
         fingerprint = check_fingerprint(fingerprint) if fingerprint and url.startswith("https:") else ""
+    path = credentials_path(kernel_name)
     try:
-        if fingerprint:
-            certificate = expected_certificate(url, fingerprint)
-            credentials = Credentials(url=url, token=token, ca_file=str(certificate_path(path)))
-        else:
-            ca_file = os.environ.get(CA_VARIABLE) or kept_ca_file(url, path)
-            credentials = Credentials(url=url, token=token, ca_file=ca_file)
+        certificate = expected_certificate(url, fingerprint) if fingerprint else None
+        ca_file = str(certificate_path(path)) if fingerprint else os.environ.get(CA_VARIABLE) or kept_ca_file(url, path)
+        credentials = Credentials(url=url, token=token, ca_file=ca_file)
         environments = check_gateway(credentials, certificate)
     except GatewayRefused as error:
         if error.reason == "fingerprint" or (error.reason == "certificate" and not fingerprint):
@@ -195,8 +193,7 @@ class ConnectHandler(APIHandler):
         url, token, fingerprint = (
             str(body.get(name) or "") if isinstance(body, dict) else "" for name in ("url", "token", "fingerprint")
         )
-        too_long = max(map(len, (url, token, fingerprint))) > _LONGEST
-        await self._change(partial(connect, self._kernel_name, url, token, fingerprint), too_long=too_long)
+        await self._change(partial(connect, self._kernel_name, url, token, fingerprint))
 
     @web.authenticated
     @authorized
@@ -204,12 +201,10 @@ class ConnectHandler(APIHandler):
         """Remove the kernels, and the address and token that are kept."""
         await self._change(partial(_disconnect, self._kernel_name))
 
-    async def _change(self, work: Callable[[], None], *, too_long: bool = False) -> None:
+    async def _change(self, work: Callable[[], None]) -> None:
         try:
             if (decided := decided_elsewhere(self._kernel_name)) is not None:
                 raise FieldRefused(decided, "")
-            if too_long:
-                raise FieldRefused("that is too long.", "")
             await to_thread(work)
         except FieldRefused as error:
             # Not the sentence: what was typed into the wrong field may be in it.

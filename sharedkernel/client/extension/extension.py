@@ -8,7 +8,7 @@ from typing import Any
 from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.gateway.gateway_client import GatewayClient
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
-from traitlets import Bool, Unicode
+from traitlets import Unicode
 
 from sharedkernel.client.extension.connect_handler import ConnectHandler
 from sharedkernel.client.extension.follower import Follower, LocalKernels
@@ -47,8 +47,6 @@ class SharedKernelExtension(ExtensionApp):
         "With --gateway-url it is that gateway, whatever stands here.",
     ).tag(config=True)
 
-    direct = Bool(True, help="Has no effect: pages reach their sessions by the relay.").tag(config=True)
-
     def initialize_settings(self) -> None:
         """Make what the routes share."""
         server: Any = self.serverapp
@@ -56,8 +54,6 @@ class SharedKernelExtension(ExtensionApp):
         self._local_kernels = LocalKernels(server.kernel_manager, server.session_manager)
         self._follower = Follower(self._find_upstream, self._local_kernels)
         self._recorder = Recorder(server.kernel_manager, server.event_logger)
-        if "direct" in self.config.SharedKernelExtension:
-            self.log.warning("SharedKernelExtension.direct has no effect any more; remove it from your configuration.")
         self._forwards = PortForwards(self.log.warning)
         name_folders(server.session_manager)
         self._connect_pages(server)

@@ -83,14 +83,12 @@ class LocalKernels:
         """
         # One that was restarted or shut down keeps its key: the one in its place, or the last of them, is found.
         known = sorted(known, key=lambda session: (not session.lingering, session.lingering_seconds or 0.0))
-        by_key: dict[str | None, str] = {session.client_key: session.id for session in known if session.client_key}
-        ids = {session.id for session in known}
-        found = {}
-        for kernel_id in self._kernels.list_kernel_ids():
-            session = kernel_id if kernel_id in ids else by_key.get(self._client_key(kernel_id))
-            if session is not None:
-                found[kernel_id] = session
-        return found
+        by_key = {key: session.id for session in known for key in (session.id, session.client_key) if key}
+        return {
+            kernel_id: session
+            for kernel_id in self._kernels.list_kernel_ids()
+            if (session := by_key.get(kernel_id) or by_key.get(self._client_key(kernel_id)))
+        }
 
     async def interrupt(self, kernel_id: str) -> None:
         """Interrupt a kernel of this server."""
@@ -105,11 +103,11 @@ class LocalKernels:
                 return
         await ensure_async(self._kernels.shutdown_kernel(kernel_id))
 
-    def _client_key(self, kernel_id: str) -> str | None:
+    def _client_key(self, kernel_id: str) -> str:
         manager = self._kernels.get_kernel(kernel_id)
         connection_file, session = getattr(manager, "connection_file", ""), getattr(manager, "session", None)
         # A kernel of another gateway has neither; one that is not ours has a key that no session has.
-        return client_key(Path(connection_file), session.key) if connection_file and session is not None else None
+        return client_key(Path(connection_file), session.key) if connection_file and session is not None else ""
 
 
 class Follower:
@@ -128,11 +126,7 @@ class Follower:
         self._local_kernels = local_kernels
         self._watchers: set[Watcher] = set()
         self._task: asyncio.Task[None] | None = None
-        self._gateway: dict[str, str | float | None] = {}
-        self._user: dict[str, Any] | None = None
-        self._host: dict[str, Any] | None = None
         self._kernels: dict[str, str] = {}
-        self._status: StatusDocument | None = None
         self._forget()
 
     def add(self, watcher: Watcher) -> None:
@@ -172,8 +166,10 @@ class Follower:
 
     def _forget(self) -> None:
         """Start anew: what was true when the last page closed need not be true for the next one."""
-        self._gateway = {"state": "connecting", "message": None, "since": None}
-        self._user = self._host = self._status = None
+        self._gateway: dict[str, str | float | None] = {"state": "connecting", "message": None, "since": None}
+        self._user: dict[str, Any] | None = None
+        self._host: dict[str, Any] | None = None
+        self._status: StatusDocument | None = None
 
     async def _follow_both(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -6,6 +6,7 @@ sites' forms. A gateway's refusal arrives as ``{"message", "reason"}`` with its 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from http import HTTPStatus
 from typing import Any
@@ -24,7 +25,7 @@ from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreacha
 from sharedkernel.client.ports import PortForwards, list_ports
 from sharedkernel.errors import ConfigError, ProtocolError, Refused, SharedKernelError
 
-_RESOURCE = "sharedkernel"
+_RESOURCE, _API = "sharedkernel", "/sharedkernel/api"
 #: the extension of a Jupyter server that serves a port of its machine at a path
 _PROXY = "jupyter_server_proxy"
 
@@ -33,16 +34,13 @@ def http_status(error: SharedKernelError) -> int:
     """Return the HTTP status of the response that reports *error* to a page."""
     if isinstance(error, GatewayRefused):
         # A page takes 401, and 403 without a reason, for the end of its own login.
-        if error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and error.reason != "not_admin":
-            return HTTPStatus.BAD_GATEWAY
-        return error.status if error.status >= HTTPStatus.BAD_REQUEST else HTTPStatus.BAD_GATEWAY
+        ends_login = error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and error.reason != "not_admin"
+        return HTTPStatus.BAD_GATEWAY if ends_login or error.status < HTTPStatus.BAD_REQUEST else error.status
     if isinstance(error, Refused):
         return HTTPStatus.TOO_MANY_REQUESTS if error.reason == "busy" else HTTPStatus.BAD_REQUEST
     if isinstance(error, GatewayUnreachable | ConfigError):
         return HTTPStatus.SERVICE_UNAVAILABLE
-    if isinstance(error, ProtocolError):
-        return HTTPStatus.BAD_GATEWAY
-    return HTTPStatus.INTERNAL_SERVER_ERROR
+    return HTTPStatus.BAD_GATEWAY if isinstance(error, ProtocolError) else HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 class PassingOnHandler(APIHandler):
@@ -80,15 +78,16 @@ class QuestionHandler(PassingOnHandler):
     @authorized
     async def get(self, name: str) -> None:
         """Answer what is set, or what sessions did in a window of the last hour, as far as the user may see it."""
-        known = [(word, self.get_query_argument(word, None)) for word in ("seconds", "columns", "end")]
-        query = urlencode([(word, value) for word, value in known if value is not None])
-        self.finish(json.dumps(await self._find_upstream().ask("GET", f"{name}?{query}")))
+        known = {word: self.get_query_argument(word, None) for word in ("seconds", "columns", "end")}
+        query = urlencode({word: value for word, value in known.items() if value is not None})
+        self.finish(json.dumps(await self._find_upstream().ask("GET", f"{_API}/{name}?{query}")))
 
     @web.authenticated
     @authorized
     async def put(self, name: str) -> None:
         """Change it; the gateway lets admins do that."""
-        self.finish(json.dumps(await self._find_upstream().ask("PUT", name, json.dumps(self.get_json_body()))))
+        body = json.dumps(self.get_json_body())
+        self.finish(json.dumps(await self._find_upstream().ask("PUT", f"{_API}/{name}", body)))
 
 
 class SessionHandler(PassingOnHandler):
@@ -115,13 +114,12 @@ class SessionHandler(PassingOnHandler):
     async def _act(self, session: str, action: str) -> None:
         upstream = self._find_upstream()
         known = (await upstream.status()).sessions
-        kernel_ids = {other.id: other.kernel_id for other in known if not other.lingering}
-        name = str(kernel_ids.get(session) or session)
+        found = next((other for other in known if other.id == session), None)
         local = {other: kernel_id for kernel_id, other in self._local_kernels.sessions(known).items()}
-        if any(other.id == session and other.lingering for other in known):
+        if found is not None and found.lingering:
             await upstream.act_on(session, "end" if action == "shut down" else action)
-        elif action in ("offload", "end-programs", "attach", "ask-for-room") or session not in local:
-            await upstream.act_on(name, action)
+        elif action not in ("interrupt", "shut down") or session not in local:
+            await upstream.act_on(session if found is None else found.kernel_id or session, action)
         elif action == "interrupt":
             await self._local_kernels.interrupt(local[session])
         else:
@@ -186,10 +184,9 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def initialize(self, follower: Follower) -> None:
         """Take what every page needs."""
         self._follower = follower
-        self._shown = ""
-        #: what is to be sent when the one being sent is through
-        self._next: str | None = None
-        self._sending: Any = None
+        #: what was sent last, and what is to be the last
+        self._sent = self._newest = ""
+        self._sending: asyncio.Task[None] | None = None
 
     def set_default_headers(self) -> None:
         """Set none: they make no sense for a websocket."""
@@ -213,23 +210,14 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     def show(self, view: str) -> None:
         """Send *view*, or let it wait while an earlier one is being sent; a later one then takes its place."""
-        self._next = view
-        if self._sending is None:
-            self._send_next()
+        self._newest = view
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send())
 
-    def _send_next(self) -> None:
-        view, self._next = self._next, None
-        if view is None or view == self._shown:
-            return
+    async def _send(self) -> None:
         try:
-            self._sending = self.write_message(view)
+            while self._sent != self._newest:
+                self._sent = self._newest
+                await self.write_message(self._sent)
         except WebSocketClosedError:
             self._follower.remove(self.show)
-            return
-        self._shown = view
-        self._sending.add_done_callback(self._sent)
-
-    def _sent(self, done: Any) -> None:
-        self._sending = None
-        if not done.cancelled() and done.exception() is None:
-            self._send_next()

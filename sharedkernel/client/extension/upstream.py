@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import ssl
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -17,7 +16,7 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 
 from sharedkernel.client.gateway.connection import STATUS_PATH, Gateway
 from sharedkernel.client.gateway.credentials import Credentials, check_url, find_credentials
-from sharedkernel.client.gateway.refusals import GatewayRefused, no_gateway
+from sharedkernel.client.gateway.refusals import no_gateway
 from sharedkernel.client.gateway.server import Server, client_context, to_thread
 from sharedkernel.jupyter.names import machine_digest
 from sharedkernel.status.document import StatusDocument, read_status
@@ -28,40 +27,21 @@ class Upstream(Gateway):
 
     async def user(self) -> dict[str, Any]:
         """Return who the token's user is: ``name``, and whether they are ``admin``."""
-        identity = (await self._fetch("GET", "/api/me")).get("identity")
+        identity = (await self.ask("GET", "/api/me")).get("identity")
         if not isinstance(identity, dict):
             raise no_gateway(self.url)
         return {"name": str(identity.get("username", "")), "admin": identity.get("admin") is True}
 
     async def host(self) -> dict[str, Any] | None:
         """Return the ``name`` of the gateway's machine, whether ``files`` and ``terminals`` are on; None: this one."""
-        try:
-            told = await self._fetch("GET", "/sharedkernel/api/host")
-        except GatewayRefused as error:
-            if error.status == HTTPStatus.NOT_FOUND:  # an earlier gateway
-                return None
-            raise
+        told = await self.ask("GET", "/sharedkernel/api/host")
         if told.get("machine") == machine_digest():
             return None
         return {"name": str(told.get("name", "")), **{kind: told.get(kind) is True for kind in ("files", "terminals")}}
 
     async def status(self) -> StatusDocument:
         """Return the status document."""
-        return read_status(await self._fetch("GET", STATUS_PATH), f"the gateway at {self.url}")
-
-    async def ask(self, method: str, name: str, body: str | None = None) -> dict[str, Any]:
-        """Return what the gateway's own API answers.
-
-        Parameters
-        ----------
-        method
-            ``"GET"`` or ``"PUT"``.
-        name
-            ``"quotas"``, ``"policy"`` or ``"timeline"``, with a query if there is one.
-        body
-            JSON, as the API takes it.
-        """
-        return await self._fetch(method, f"/sharedkernel/api/{name}", body)
+        return read_status(await self.ask("GET", STATUS_PATH), f"the gateway at {self.url}")
 
     async def act_on(self, session: str, action: str) -> None:
         """Do something to a session.
@@ -75,13 +55,14 @@ class Upstream(Gateway):
             ``"end"`` (it cannot).
         """
         if action == "interrupt":
-            await self._fetch("POST", f"/api/kernels/{quote(session, safe='')}/interrupt", "{}")
+            await self.ask("POST", f"/api/kernels/{quote(session, safe='')}/interrupt", "{}")
         elif action in ("shut down", "end"):
             await to_thread(self.end, session, at_once=action == "end")
         else:
             await to_thread(self.act, session, action)
 
-    async def _fetch(self, method: str, path: str, body: str | None = None) -> dict[str, Any]:
+    async def ask(self, method: str, path: str, body: str | None = None) -> dict[str, Any]:
+        """Return what :meth:`.Gateway.fetch` does."""
         return await to_thread(self.fetch, method, path, body)
 
 

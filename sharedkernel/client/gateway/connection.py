@@ -6,21 +6,18 @@ this gateway alone. A relay makes its :class:`SessionRequest` in a thread, befor
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, IncompleteRead, RemoteDisconnected
-from socket import gaierror
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from sharedkernel.client.gateway import refusals
 from sharedkernel.client.gateway.credentials import Credentials, find_credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.client.gateway.server import Server, client_context, in_thread
+from sharedkernel.client.gateway.server import USUAL_TIMEOUTS, Server, Timeouts, client_context, cut_after, in_thread
 from sharedkernel.jupyter.names import (
     EXISTING,
     KERNEL_NAME,
@@ -44,12 +41,8 @@ SHELVES_PATH = "/sharedkernel/api/shelves"
 QUOTAS_PATH, POLICY_PATH, SESSIONS_PATH, CLASS_PATH = (
     f"/sharedkernel/api/{name}" for name in ("quotas", "policy", "sessions", "class")
 )
-#: seconds until a gateway that does not even accept a connection counts as unreachable
-CONNECT_TIMEOUT = 10.0
-#: seconds that a gateway may take to start a session or to open its websocket
-REQUEST_TIMEOUT = 60.0
-#: seconds between a websocket's pings; one on which nothing comes for as long after that is lost
-PING_INTERVAL = 30.0
+#: most bytes of an answer's body: a status document, a kernel's model, a refusal
+MAX_BODY_BYTES = 16 * 1024**2
 
 
 class Gateway:
@@ -65,10 +58,8 @@ class Gateway:
         Where it is; None: as its address says.
     headers
         Of each request; None: the token's.
-    connect_timeout, request_timeout
-        Seconds that it may take to accept a connection, and to answer.
-    ping_interval
-        Seconds between the pings of a websocket.
+    timeouts
+        For each connection to it.
     """
 
     def __init__(
@@ -76,16 +67,12 @@ class Gateway:
         credentials: Credentials,
         server: Server | None = None,
         headers: Mapping[str, str] | None = None,
-        *,
-        connect_timeout: float = CONNECT_TIMEOUT,
-        request_timeout: float = REQUEST_TIMEOUT,
-        ping_interval: float = PING_INTERVAL,
+        timeouts: Timeouts = USUAL_TIMEOUTS,
     ) -> None:
         self.credentials, self.url = credentials, credentials.url
         self._server = server or Server(credentials.url, lambda: client_context(credentials.ca_file))
         self._headers = headers or {"Authorization": f"token {credentials.token}"}
-        self._connect_timeout, self._request_timeout = connect_timeout, request_timeout
-        self._ping_interval = ping_interval
+        self._timeouts = timeouts
 
     # --- sessions -----------------------------------
 
@@ -169,7 +156,7 @@ class Gateway:
 
     def check(self) -> list[str]:
         """Check that this is a gateway and accepts the token; return the Python environments that it offers by name."""
-        names = self.fetch("GET", "/api/kernelspecs", seconds=CONNECT_TIMEOUT).get("kernelspecs", ())
+        names = self.fetch("GET", "/api/kernelspecs", seconds=self._timeouts.connect).get("kernelspecs", ())
         if KERNEL_NAME not in names:
             raise refusals.no_gateway(self.url)
         return sorted(environment for environment in map(environment_of, names) if environment)
@@ -196,17 +183,25 @@ class Gateway:
         on_sent
             Called when the request is on its way.
         """
-        headers = {**self._headers, **({} if body is None else {"Content-Type": "application/json"})}
-        seconds = seconds or self._request_timeout
+        content = (body or "").encode()
+        headers = {"Content-Length": str(len(content))} | ({} if body is None else {"Content-Type": "application/json"})
+        seconds = seconds or self._timeouts.answer
+        connection = self.connect(method, path, headers, content, seconds=seconds)
         try:
-            status, phrase, received = self._server.ask(
-                method, path, headers, (body or "").encode(),
-                connect_seconds=min(seconds, self._connect_timeout), seconds=seconds, on_sent=on_sent,
-            )  # fmt: skip
+            with cut_after(seconds, connection.sock):
+                on_sent()
+                with connection.getresponse() as response:
+                    received = response.read(MAX_BODY_BYTES + 1)
+                if len(received) > MAX_BODY_BYTES:
+                    raise HTTPException
+                if response.length:
+                    raise IncompleteRead(received)
         except (OSError, HTTPException) as error:
             raise self.explain(error) from None
-        if not 200 <= status < 300:
-            raise refusals.refused(self.url, status, phrase, received, path)
+        finally:
+            connection.close()
+        if not 200 <= response.status < 300:
+            raise refusals.refused(self.url, response.status, response.reason, received, path)
         try:
             answer = json.loads(received or b"{}")
         except ValueError:
@@ -215,25 +210,27 @@ class Gateway:
             raise refusals.no_gateway(self.url)
         return answer
 
-    def connect(self, method: str, path: str, headers: Mapping[str, str], *, seconds: float) -> HTTPConnection:
-        """Return a connection on which the head of a request was sent; body and answer are the caller's to pass.
+    def connect(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, seconds: float
+    ) -> HTTPConnection:
+        """Return a connection on which a request was sent; more of its body, and the answer, are the caller's to pass.
 
         Parameters
         ----------
-        method, path, headers
+        method, path, headers, body
             The request; the token comes by itself.
         seconds
             For which the gateway may be silent.
         """
         connection = HTTPConnection(self._server.host, self._server.port)
         try:
-            connection.sock = self._server.connect_encrypted(min(seconds, self._connect_timeout))
+            connection.sock = self._server.connect_encrypted(min(seconds, self._timeouts.connect))
             connection.sock.settimeout(seconds)
             connection.putrequest(method, self._server.path + path, skip_host=True, skip_accept_encoding=True)
             own = {"Host": self._server.authority, "Connection": "close"}
             for name, value in {**own, **self._headers, **headers}.items():
                 connection.putheader(name, value)
-            connection.endheaders()
+            connection.endheaders(body)
         except OSError as error:
             connection.close()
             raise self.explain(error) from None
@@ -256,10 +253,9 @@ class Gateway:
 
         try:
             return await open_websocket(
-                self._server, path, {**self._headers, **headers}, subprotocol,
-                connect_seconds=self._connect_timeout, seconds=self._request_timeout, ping_interval=self._ping_interval,
-            )  # fmt: skip
-        except OSError as error:
+                self._server, path, {**self._headers, **headers}, subprotocol, timeouts=self._timeouts
+            )
+        except (OSError, HTTPException) as error:
             raise self.explain(error) from None
 
     def explain(self, error: Exception) -> GatewayRefused | GatewayUnreachable:
@@ -273,10 +269,7 @@ class Gateway:
             why = "the connection was closed" if ended else "its answer is no HTTP, or too long"
             return refusals.unreachable(self.url, why, hung_up=True)
         assert isinstance(error, OSError)
-        hung_up = isinstance(error, ConnectionResetError)
-        is_plain = error.errno in errno.errorcode and not hung_up and not isinstance(error, ssl.SSLError | gaierror)
-        # asyncio's text names the address, too, which the sentence has
-        return refusals.unreachable(self.url, os.strerror(error.errno or 0) if is_plain else error, hung_up=hung_up)
+        return refusals.unreachable(self.url, error.strerror or error, hung_up=isinstance(error, ConnectionResetError))
 
 
 def fetch(

@@ -1,4 +1,4 @@
-"""The address of a gateway, the way there, and a request to it over a connection of its own (HTTP/1.1, `http.client`).
+"""The address of a gateway, and the way there.
 
 The way is direct, or by the proxy that the environment names: ``HTTPS_PROXY`` or ``HTTP_PROXY`` (by the gateway's
 address), else ``ALL_PROXY``; ``NO_PROXY`` lists the hosts that are reached without one, as this machine always is. Each
@@ -13,27 +13,35 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import errno
 import hashlib
 import ipaddress
 import os
 import re
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import cached_property, partial
-from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
+from http.client import HTTPException, HTTPResponse
 from threading import Event, Thread, Timer
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from sharedkernel.errors import ConfigError
 
-_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
-#: most bytes of an answer's body: a status document, a kernel's model, a refusal
-MAX_BODY_BYTES = 16 * 1024**2
+class Timeouts(NamedTuple):
+    """Seconds for which a client of a gateway waits."""
+
+    #: until one that does not even accept a connection counts as unreachable
+    connect: float = 10.0
+    #: for the answer to a request, such as for a session or its websocket
+    answer: float = 60.0
+    #: between a websocket's pings; one on which nothing comes for as long after that is lost
+    ping: float = 30.0
+
+
+USUAL_TIMEOUTS = Timeouts()
 
 _Result = TypeVar("_Result")
 
@@ -88,7 +96,7 @@ def _connect_by_proxy(variable: str, address: str, host: str, port: int, seconds
     except HTTPException:
         why = "does not answer in HTTP"
     except OSError as error:
-        why = f"cannot be reached ({os.strerror(error.errno or 0) if error.errno in errno.errorcode else error})"
+        why = f"cannot be reached ({error.strerror or error})"
     raise ProxyError(f"the proxy {proxy.hostname}:{proxy_port}, which {variable} names, {why}; {without}")
 
 
@@ -100,11 +108,8 @@ def _open_tunnel(connection: socket.socket, proxy: SplitResult, server: str) -> 
         lines.append(f"Proxy-Authorization: Basic {base64.b64encode(credentials).decode()}")
     connection.sendall("\r\n".join([*lines, "", ""]).encode())
     # Nothing follows its answer yet: with TLS as with HTTP, the client begins.
-    answer = HTTPResponse(connection, method="CONNECT")
-    try:
+    with HTTPResponse(connection, method="CONNECT") as answer:
         answer.begin()
-    finally:
-        answer.close()
     if answer.status == 407:
         raise ProxyError("wants a name and a password: write http://NAME:PASSWORD@ before its host")
     if not 200 <= answer.status < 300:
@@ -145,36 +150,12 @@ def check_fingerprint(text: str) -> str:
         When it is none.
     """
     fingerprint = re.sub(r"[:\s]", "", text).lower()
-    if not _FINGERPRINT.fullmatch(fingerprint):
+    if not re.fullmatch("[0-9a-f]{64}", fingerprint):
         raise ConfigError(
             f"{text!r} is no SHA-256 fingerprint, which has 64 hexadecimal digits; copy the command from the gateway's "
             "page again, whole."
         )
     return fingerprint
-
-
-def fetch_certificate(url: str, *, seconds: float) -> bytes:
-    """Return the certificate (DER) that a gateway presents, without checking who signed it.
-
-    Parameters
-    ----------
-    url
-        The gateway's address, with ``https://``.
-    seconds
-        To wait for each step.
-
-    Raises
-    ------
-    OSError
-        When there is no gateway, or it does not encrypt.
-    """
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with Server(url, lambda: context).connect_encrypted(seconds) as encrypted:
-        certificate = encrypted.getpeercert(binary_form=True) if isinstance(encrypted, ssl.SSLSocket) else None
-    if certificate is None:  # every server that encrypts presents one
-        raise ssl.SSLError("no certificate was presented")
-    return certificate
 
 
 class Server:
@@ -190,13 +171,7 @@ class Server:
         Whether connections go by the environment's proxy, if there is one.
     """
 
-    def __init__(
-        self,
-        url: str,
-        make_context: Callable[[], ssl.SSLContext] = lambda: client_context(None),
-        *,
-        uses_proxy: bool = True,
-    ) -> None:
+    def __init__(self, url: str, make_context: Callable[[], ssl.SSLContext], *, uses_proxy: bool = True) -> None:
         self.url = url
         parts = urlsplit(url)
         self.host = parts.hostname or ""
@@ -242,65 +217,36 @@ class Server:
         finally:
             plain.close()  # nothing if `wrap_socket` has taken it over
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        *,
-        connect_seconds: float,
-        seconds: float,
-        on_sent: Callable[[], None],
-    ) -> tuple[int, str, bytes]:
-        """Return the status, phrase and body of the answer to a request; a redirect is an answer, too.
 
-        Parameters
-        ----------
-        method, path, headers, body
-            The request; *path* is relative to the server's and has only the characters that a path may have.
-        connect_seconds, seconds
-            To wait for a connection, and for the whole answer.
-        on_sent
-            Called when the request is on its way.
+@contextlib.contextmanager
+def cut_after(seconds: float, connected: socket.socket) -> Iterator[None]:
+    """Shut a socket down unless the block ends in time: a timeout of the socket would begin anew with each byte.
 
-        Raises
-        ------
-        OSError, http.client.HTTPException
-            When there is no answer.
-        """
-        connection, is_late = HTTPConnection(self.host, self.port), Event()
-        connection.sock = sock = self.connect_encrypted(connect_seconds)
+    Raises
+    ------
+    TimeoutError
+        When it did not.
+    """
+    is_late = Event()
 
-        def cut() -> None:
-            is_late.set()
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+    def cut() -> None:
+        is_late.set()
+        with contextlib.suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
 
-        timer = Timer(seconds, cut)  # a timeout of the socket would begin anew with each byte
-        timer.daemon = True
-        with contextlib.suppress(RuntimeError):  # its user may have no more threads now
-            timer.start()
-        try:
-            sock.settimeout(seconds)
-            connection.request(
-                method, self.path + path, body or None, {"Host": self.authority, "Connection": "close", **headers}
-            )
-            on_sent()
-            with connection.getresponse() as response:
-                received = response.read(MAX_BODY_BYTES + 1)
-                if len(received) > MAX_BODY_BYTES:
-                    raise HTTPException
-                if response.length or is_late.is_set():
-                    raise IncompleteRead(received)
-                return response.status, response.reason, received
-        except (OSError, HTTPException):
-            if is_late.is_set():
-                raise TimeoutError from None
+    timer = Timer(seconds, cut)
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # its user may have no more threads now
+        timer.start()
+    try:
+        yield
+    except (OSError, HTTPException):
+        if not is_late.is_set():
             raise
-        finally:
-            timer.cancel()
-            connection.close()
+    finally:
+        timer.cancel()
+    if is_late.is_set():
+        raise TimeoutError
 
 
 def in_thread(work: Callable[[], _Result]) -> Future[_Result]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from http.client import HTTPException, RemoteDisconnected
 from typing import Any, cast
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -16,7 +17,7 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 
 from sharedkernel.client.gateway.refusals import no_subprotocol, refused, unreachable
-from sharedkernel.client.gateway.server import Server, to_thread
+from sharedkernel.client.gateway.server import Server, Timeouts, to_thread
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 from sharedkernel.system.tasks import BackgroundTasks
 
@@ -74,8 +75,8 @@ class WebSocket(ClientConnection):
         self._tasks.spawn(self._watch(seconds))
 
     async def _watch(self, seconds: float) -> None:
-        waited = 0
-        while not await self._ends_within(seconds):
+        waited, end = 0, self._tasks.spawn(self.wait_closed())
+        while not (await asyncio.wait([end], timeout=seconds))[0]:
             waiting = self.transport.get_write_buffer_size()
             # nothing comes where nothing is read, since who would take it does not
             if self._is_silent and waiting >= waited and self.transport.is_reading():
@@ -84,12 +85,6 @@ class WebSocket(ClientConnection):
             with contextlib.suppress(TimeoutError, ConnectionClosed):
                 async with asyncio.timeout(seconds):
                     await self.ping()
-
-    async def _ends_within(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.wait_closed()
-        return self.state is State.CLOSED
 
     async def _write(self, data: bytes) -> None:
         try:
@@ -100,14 +95,7 @@ class WebSocket(ClientConnection):
 
 
 async def open_websocket(
-    server: Server,
-    path: str,
-    headers: Mapping[str, str],
-    subprotocol: str,
-    *,
-    connect_seconds: float,
-    seconds: float,
-    ping_interval: float,
+    server: Server, path: str, headers: Mapping[str, str], subprotocol: str, *, timeouts: Timeouts
 ) -> WebSocket:
     """Open a websocket.
 
@@ -117,17 +105,15 @@ async def open_websocket(
         Where it is.
     headers, subprotocol
         Of the request; the latter may be empty.
-    connect_seconds, seconds
-        To wait for a connection, and for the answer.
-    ping_interval
-        Seconds between pings.
+    timeouts
+        For each step.
 
     Raises
     ------
-    GatewayRefused, GatewayUnreachable, OSError
+    GatewayRefused, GatewayUnreachable, OSError, http.client.HTTPException
         When there is none.
     """
-    connected = await to_thread(server.connect, connect_seconds)
+    connected = await to_thread(server.connect, timeouts.connect)
     connected.setblocking(False)
     try:
         websocket = await connect(
@@ -139,7 +125,7 @@ async def open_websocket(
             subprotocols=[Subprotocol(subprotocol)] if subprotocol else None,
             compression=None,
             max_size=MAX_MESSAGE_BYTES,
-            open_timeout=seconds,
+            open_timeout=timeouts.answer,
             close_timeout=CLOSE_PATIENCE,
             ping_interval=None,
             create_connection=WebSocket,
@@ -149,9 +135,7 @@ async def open_websocket(
     except NegotiationError:
         raise no_subprotocol(server.url, subprotocol) from None
     except InvalidMessage as error:
-        ended = isinstance(error.__cause__, EOFError)
-        why = "the connection was closed" if ended else "its answer is no HTTP, or too long"
-        raise unreachable(server.url, why, hung_up=True) from None
+        raise RemoteDisconnected if isinstance(error.__cause__, EOFError) else HTTPException from None
     except (WebSocketException, ValueError) as error:
         # The library would follow a redirect, and says by another error that it cannot with a socket of ours.
         answer = error if isinstance(error, InvalidStatus) else error.__context__
@@ -165,5 +149,5 @@ async def open_websocket(
         await websocket.close()
         raise no_subprotocol(server.url, subprotocol)
     opened = cast(WebSocket, websocket)
-    opened.watch(ping_interval)
+    opened.watch(timeouts.ping)
     return opened

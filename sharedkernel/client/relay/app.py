@@ -1,6 +1,13 @@
 """The relay's process: its command line, the order of its start, its signals, and the client whose life it shares.
 
-What a kernelspec starts is read here, because importing argparse would take longer than listening for the client.
+The command line is read here, because importing argparse would take longer than listening for the client:
+
+=================  ==================================================================================================
+``-f``             path of the connection file that the Jupyter client wrote
+``--name``         kernelspec whose gateway and token are used
+``--environment``  the gateway's Python environment
+``--listening``    descriptors of the sockets that listen for the client already, separated by commas; see `start.py`
+=================  ==================================================================================================
 """
 
 from __future__ import annotations
@@ -11,11 +18,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharedkernel.client.gateway.connection import SessionRequest
-from sharedkernel.client.relay.connection_file import ConnectionInfo, Options
+from sharedkernel.client.relay.connection_file import ConnectionInfo
 from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import FOLDER_VARIABLE, KERNEL_NAME, client_key
 
@@ -33,40 +41,15 @@ _SENDING = 0.02
 
 def main(arguments: Sequence[str]) -> int:
     """Run a relay until its client ends it, and return the exit code."""
-    options = _read_kernelspec(arguments) or _parse(arguments)
+    # What follows no option is ignored, as by ipykernel: `jupyter run FILE` names the file to the kernel, too.
+    options = dict(pairwise(arguments))
     try:
-        return _run(options, ConnectionInfo.from_file(options.connection_file))
+        if "-f" not in options:
+            raise ConfigError("which connection file? Name what the Jupyter client wrote: -f FILE.")
+        return _run(options, ConnectionInfo.from_file(options["-f"], options.get("--listening", "")))
     except ConfigError as error:
         print(f"sharedkernel relay: {error}", file=sys.stderr)  # noqa: T201
         return 2
-
-
-def _read_kernelspec(arguments: Sequence[str]) -> Options | None:
-    """Read what a kernelspec of ours starts; return None where it is anything else."""
-    names = {"-f": "connection_file", "--name": "name", "--environment": "environment", "--listening": "listening"}
-    values = {}
-    for option, value in zip(arguments[::2], arguments[1::2], strict=False):
-        if option not in names or value.startswith("-"):
-            return None
-        values[names[option]] = value
-    return Options(**values) if len(arguments) % 2 == 0 and "connection_file" in values else None
-
-
-def _parse(arguments: Sequence[str]) -> Options:
-    import argparse
-
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m sharedkernel.relay",
-        description="The kernel that passes a notebook on to a shared device.",
-    )
-    parser.add_argument("-f", dest="connection_file", required=True, help="what the Jupyter client wrote")
-    parser.add_argument("--name", help="kernelspec whose gateway and token are used")
-    parser.add_argument("--environment", default="", help="the gateway's Python environment; empty: its usual one")
-    parser.add_argument("--listening", default="", help=argparse.SUPPRESS)
-    # as ipykernel does: `jupyter run FILE` names the file to the kernel, too
-    options, _ = parser.parse_known_args(arguments)
-    return Options(**vars(options))
 
 
 def session_environment(connection_file: Path, key: bytes, environment: Mapping[str, str]) -> dict[str, str]:
@@ -90,14 +73,14 @@ def session_environment(connection_file: Path, key: bytes, environment: Mapping[
     return told
 
 
-def _run(options: Options, connection: ConnectionInfo) -> int:
+def _run(options: Mapping[str, str], connection: ConnectionInfo) -> int:
     logging.basicConfig(level=logging.WARNING, format="[%(name)s] %(message)s")
     if _was_gone():
         return 0
-    environment = session_environment(Path(options.connection_file), connection.key, os.environ)
+    environment = session_environment(Path(options["-f"]), connection.key, os.environ)
 
     def ask() -> SessionRequest:
-        return SessionRequest(options.name or KERNEL_NAME, environment, python=options.environment)
+        return SessionRequest(options.get("--name", KERNEL_NAME), environment, python=options.get("--environment", ""))
 
     request = ask()
     request.sent.wait(_SENDING)
@@ -107,7 +90,7 @@ def _run(options: Options, connection: ConnectionInfo) -> int:
     from sharedkernel.client.relay.relay import Relay
 
     async def main() -> int:
-        relay = Relay(connection, options.listeners, ask, request)
+        relay = Relay(connection, ask, request)
         loop = asyncio.get_running_loop()
         # Windows has no such handlers; its clients interrupt by message, which the kernelspec asks all of them to do.
         with contextlib.suppress(NotImplementedError):

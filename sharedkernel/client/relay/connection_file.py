@@ -1,4 +1,4 @@
-"""The arguments of a relay: its command line, and the connection file that the client writes for its kernel."""
+"""The connection file that a client writes for its kernel."""
 
 from __future__ import annotations
 
@@ -7,25 +7,6 @@ from dataclasses import dataclass
 
 from sharedkernel.client.relay.start import SOCKETS
 from sharedkernel.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Options:
-    """A relay's command line."""
-
-    #: path of what the Jupyter client wrote
-    connection_file: str
-    #: kernelspec whose gateway and token are used; None: the usual one
-    name: str | None = None
-    #: the gateway's Python environment; empty: its usual one
-    environment: str = ""
-    #: descriptors of the sockets that listen for the client already, separated by commas; see `start.py`
-    listening: str = ""
-
-    @property
-    def listeners(self) -> dict[str, int]:
-        """These descriptors by the socket's name."""
-        return dict(zip(SOCKETS, map(int, filter(None, self.listening.split(","))), strict=False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +22,19 @@ class ConnectionInfo:
     #: how messages are signed
     key: bytes
     signature_scheme: str
+    #: descriptors of the sockets that listen there already, by name
+    listeners: dict[str, int]
 
     @classmethod
-    def from_file(cls, path: str) -> ConnectionInfo:
+    def from_file(cls, path: str, listening: str = "") -> ConnectionInfo:
         """Read a connection file.
+
+        Parameters
+        ----------
+        path
+            Of the file.
+        listening
+            Descriptors as `start.py` gives them, separated by commas; empty: none listens yet.
 
         Raises
         ------
@@ -60,6 +50,7 @@ class ConnectionInfo:
                 ports={name: int(info[f"{name}_port"]) for name in SOCKETS},
                 key=info.get("key", "").encode(),
                 signature_scheme=info.get("signature_scheme", "hmac-sha256"),
+                listeners=dict(zip(SOCKETS, map(int, filter(None, listening.split(","))), strict=False)),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path} is not a connection file ({type(error).__name__}: {error}).") from None

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import platform
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sharedkernel.client.relay.problems import Problem
@@ -23,18 +23,20 @@ from sharedkernel.jupyter import wire
 OUTAGE_PATIENCE = 3.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """A client's request that has no reply yet."""
+    """A message to the session; mostly a client's request that has no reply yet."""
 
     channel: str
     #: where the reply goes
-    identities: list[bytes]
+    identities: list[bytes] = field(default_factory=list)
     message_type: str
-    #: the message as the client encoded it, from its header on
+    #: the message as it was encoded, from its header on
     parts: list[bytes]
+    #: whether a client waits for its reply; there is none to a widget's message, nor to one of our own
+    wants_reply: bool = False
     #: whether it waits for its turn in the session's main shell, so that later requests there are answered after it
-    in_line: bool
+    in_line: bool = False
     #: whether it was handed to the gateway
     sent: bool = False
     #: whether the session has said that it handles it

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sharedkernel.client.relay.local_responder import LocalResponder, Request
 from sharedkernel.client.relay.problems import Problem
@@ -20,26 +19,16 @@ MAX_PENDING = 10_000
 Key = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class HeldMessage:
-    """A client's message on its way to the gateway."""
-
-    channel: str
-    parts: list[bytes]
-    #: None for what has no reply, such as a widget's message
-    request: Request | None
-
-
 class Held:
     """A bounded queue; what does not fit is refused, so that what is in it stays whole and in order."""
 
     def __init__(self, max_messages: int = MAX_MESSAGES, max_bytes: int = MAX_BYTES) -> None:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
-        self._messages: deque[HeldMessage] = deque()
+        self._messages: deque[Request] = deque()
         self._bytes = 0
 
-    def add(self, message: HeldMessage) -> bool:
+    def add(self, message: Request) -> bool:
         """Keep *message* unless that would exceed a bound; return whether it is kept."""
         size = _size(message)
         if len(self._messages) >= self._max_messages or self._bytes + size > self._max_bytes:
@@ -48,12 +37,12 @@ class Held:
         self._bytes += size
         return True
 
-    def put_back(self, message: HeldMessage) -> None:
+    def put_back(self, message: Request) -> None:
         """Keep *message*, which was taken last, as the next one again."""
         self._messages.appendleft(message)
         self._bytes += _size(message)
 
-    def take(self) -> Iterator[HeldMessage]:
+    def take(self) -> Iterator[Request]:
         """Take the messages out, oldest first."""
         while self._messages:
             message = self._messages.popleft()
@@ -62,24 +51,24 @@ class Held:
 
     def cells(self) -> list[Request]:
         """Return the requests of the cells, oldest first."""
-        return [message.request for message in self._messages if message.request and message.request.is_cell]
+        return [message for message in self._messages if message.is_cell]
 
     def remove_cells(self) -> list[Request]:
         """Take out the cells alone and return their requests, oldest first."""
-        return self._remove(lambda message: message.request is not None and message.request.is_cell)
+        return self._remove(lambda message: message.is_cell)
 
     def remove_controls(self) -> list[Request]:
         """Take out what the control channel has, such as an interrupt, alone, and return the requests among it."""
         return self._remove(lambda message: message.channel == "control")
 
-    def _remove(self, is_it: Callable[[HeldMessage], bool]) -> list[Request]:
-        removed = [message.request for message in self._messages if message.request and is_it(message)]
+    def _remove(self, is_it: Callable[[Request], bool]) -> list[Request]:
+        removed = [message for message in self._messages if message.wants_reply and is_it(message)]
         self._messages = deque(message for message in self._messages if not is_it(message))
         self._bytes = sum(map(_size, self._messages))
         return removed
 
 
-def _size(message: HeldMessage) -> int:
+def _size(message: Request) -> int:
     return sum(map(len, message.parts))
 
 
@@ -123,23 +112,15 @@ class PendingRequests:
             del self._replies[next(iter(self._replies))]
         return came_before
 
-    def settle(self, requests: Collection[Request], problem: Problem) -> None:
-        """Answer *requests* with *problem*, and forget them."""
-        settled = {id(request) for request in requests}
-        self._by_key = {key: request for key, request in self._by_key.items() if id(request) not in settled}
-        self._responder.answer(requests, problem)
+    def settle(self, requests: Iterable[Request], problem: Problem) -> None:
+        """Answer those of *requests* that have no reply yet with *problem*, and forget them."""
+        settled, waiting = set(requests), self._by_key
+        self._by_key = {key: request for key, request in waiting.items() if request not in settled}
+        self._responder.answer([request for request in waiting.values() if request in settled], problem)
 
     def sent(self) -> list[Request]:
         """Return what was handed to the gateway."""
         return [request for request in self._by_key.values() if request.sent]
-
-    def sent_in_line(self) -> list[Key]:
-        """Return what was handed to the gateway and waits for its turn in the session's main shell."""
-        return [key for key, request in self._by_key.items() if request.sent and request.in_line]
-
-    def has_cell_there(self) -> bool:
-        """Whether the session has a cell to run."""
-        return any(request.is_cell for request in self.sent())
 
     def running_cell(self) -> bytes | None:
         """Return the header of the cell that runs, or is the first to; None if there is none."""
@@ -150,5 +131,5 @@ class PendingRequests:
         waiting = [request for request in self.sent() if request.in_line and not request.has_begun]
         for request in reversed(waiting):
             request.sent = False
-            held.put_back(HeldMessage(request.channel, request.parts, request))
+            held.put_back(request)
         return self.sent()

@@ -43,8 +43,5 @@ def session_died(message: object = None) -> Problem:
 
 def refusal(error: SharedKernelError) -> Problem:
     """Return the problem of requests for which there is no session."""
-    if isinstance(error, GatewayUnreachable):
-        name = "SharedGPUUnreachable"
-    else:
-        name = "SharedGPUNotSetUp" if isinstance(error, ConfigError) else "SharedGPURefused"
-    return Problem(name, str(error))
+    names = {GatewayUnreachable: "SharedGPUUnreachable", ConfigError: "SharedGPUNotSetUp"}
+    return Problem(names.get(type(error), "SharedGPURefused"), str(error))

@@ -23,21 +23,21 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
 
 from sharedkernel.client.gateway.connection import SessionRequest
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.client.relay import problems
 from sharedkernel.client.relay.connection_file import ConnectionInfo
 from sharedkernel.client.relay.local_responder import LocalResponder, Outage, Request
-from sharedkernel.client.relay.pending import Held, HeldMessage, Key, PendingRequests
+from sharedkernel.client.relay.pending import Held, PendingRequests
 from sharedkernel.client.relay.session_connection import SessionConnection
 from sharedkernel.client.relay.sockets import ClientSockets
 from sharedkernel.errors import ConfigError, ProtocolError, SessionEndedByUser
 from sharedkernel.jupyter import wire
 from sharedkernel.jupyter.names import ATTACHED, ENDED, RELAY, SEEN, SESSION_DIED
+from sharedkernel.system.tasks import BackgroundTasks
 from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)
@@ -62,22 +62,16 @@ class Relay:
 
     Parameters
     ----------
-    connection, listeners
-        Where the client expects its kernel; see :class:`.ClientSockets`.
+    connection
+        Where the client expects its kernel.
     ask
         Requests a session.
     request
         The first such request, which is on its way.
     """
 
-    def __init__(
-        self,
-        connection: ConnectionInfo,
-        listeners: Mapping[str, int],
-        ask: Callable[[], SessionRequest],
-        request: SessionRequest,
-    ) -> None:
-        self._client = ClientSockets(connection, listeners, self.receive)
+    def __init__(self, connection: ConnectionInfo, ask: Callable[[], SessionRequest], request: SessionRequest) -> None:
+        self._client = ClientSockets(connection, self.receive)
         self._ask = ask
         self._responder = LocalResponder(self._client, f"{RELAY}.{os.urandom(16).hex()}")
         self._loop = asyncio.get_running_loop()
@@ -100,14 +94,14 @@ class Relay:
         )
         self._outage = Outage(self._responder, self._pending.running_cell)
         #: message id of the question that tells which outcomes were lost, and whom it is about
-        self._probe: tuple[str, list[Key]] | None = None
+        self._probe: tuple[str, list[Request]] | None = None
         #: why there is no session, while refused
         self._problem = problems.Problem("", "")
         #: what to say of the session before, and since when, in the loop's seconds (None: unknown)
         self._farewell: tuple[str, float | None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(self._fail)
         #: joins or rejoins
-        self._connecting = self._begin(self._join(request))
+        self._connecting = self._tasks.spawn(self._join(request))
 
     async def run(self) -> int:
         """Pass on until told to end; return this process's exit code."""
@@ -115,8 +109,7 @@ class Relay:
             return await self._exit
         finally:
             self._state = State.ENDED
-            for task in self._tasks:
-                task.cancel()
+            self._tasks.cancel()
             await self._upstream.close()
             self._client.close()
 
@@ -149,46 +142,40 @@ class Relay:
         message_id, message_type = header.get("msg_id"), header.get("msg_type")
         if not (isinstance(message_id, str) and isinstance(message_type, str)):
             raise ProtocolError("a message without an id or a type.")
-        request = None
-        if channel != "stdin" and message_type.endswith("_request"):
-            request = Request(
-                channel=channel,
-                identities=identities,
-                message_type=message_type,
-                parts=parts,
-                in_line=channel == "shell" and not header.get("subshell_id"),
-            )
+        request = Request(
+            channel=channel,
+            identities=identities,
+            message_type=message_type,
+            parts=parts,
+            wants_reply=channel != "stdin" and message_type.endswith("_request"),
+            in_line=channel == "shell" and not header.get("subshell_id"),
+        )
+        if request.wants_reply:
             self._pending.add(message_id, request)
-        if self._handles(request):
-            return
-        if request is not None and message_type == "interrupt_request" and not self._admit_interrupt():
-            self._pending.settle([request], problems.INTERRUPTED)
-            return
-        self._pass_on(HeldMessage(channel, parts, request))
+        if not self._handles(request):
+            self._pass_on(request)
 
     def interrupt(self) -> None:
         """Interrupt what runs, as a client's `interrupt_request` does."""
         if self._admit_interrupt():
             parts = wire.new_message("interrupt_request", {}, session=self._upstream.name)
-            self._pass_on(HeldMessage("control", parts, None))
+            self._pass_on(Request(channel="control", message_type="interrupt_request", parts=parts))
 
-    def _pass_on(self, message: HeldMessage) -> None:
+    def _pass_on(self, message: Request) -> None:
         is_crowded = self._state is State.JOINED and self._upstream.is_full
         if not is_crowded and self._state is State.JOINED and self._write(message):
             return
         if self._state is State.ENDED or (not is_crowded and self._held.add(message)):
             return
         log.warning("dropped a message on %s: too much waits for the gateway", message.channel)
-        if message.request is not None:
-            self._pending.settle([message.request], problems.CROWDED)
+        if message.wants_reply:
+            self._pending.settle([message], problems.CROWDED)
 
-    def _write(self, message: HeldMessage) -> bool:
+    def _write(self, message: Request) -> bool:
         """Hand *message* to the websocket; return whether that was possible. The probe finds what gets lost there."""
-        if not self._upstream.write(wire.to_websocket(message.channel, message.parts)):
-            return False
-        if message.request is not None:
-            message.request.sent = True
-        return True
+        is_written = self._upstream.write(wire.to_websocket(message.channel, message.parts))
+        message.sent |= is_written
+        return is_written
 
     def _admit_interrupt(self) -> bool:
         """Interrupt the cells that are held; return whether the interrupt is passed on to the session.
@@ -199,27 +186,31 @@ class Relay:
         if self._state not in (State.JOINING, State.AWAY):
             return self._state is State.JOINED
         self._pending.settle(self._held.remove_cells(), problems.INTERRUPTED)
-        may_run = self._succeeds if self._state is State.JOINING else self._pending.has_cell_there()
+        may_run = self._succeeds or any(request.is_cell for request in self._pending.sent())
         if not may_run or self._interrupt_is_held:
             return False
         self._interrupt_is_held = True
         return True
 
-    def _handles(self, request: Request | None) -> bool:
-        """Return whether a message was dealt with here and is not to be forwarded; None: it is no request."""
-        if request is not None and request.message_type == "shutdown_request":
-            self._begin(self._shut_down(request))
+    def _handles(self, request: Request) -> bool:
+        """Return whether a message was dealt with here and is not to be forwarded."""
+        if not request.wants_reply:
+            return self._state is State.REFUSED
+        if request.message_type == "shutdown_request":
+            self._tasks.spawn(self._shut_down(request))
             return True
-        if request is not None and (request.channel, request.message_type) == ("control", "kernel_info_request"):
+        if (request.channel, request.message_type) == ("control", "kernel_info_request"):
             self._learn_seen(request)
-        if self._state is not State.REFUSED:
-            return False
-        if request is not None and request.is_cell and not self._is_unasked(request):
-            self._join_next(request)
-            return False
-        if request is not None:
+        if self._state is State.REFUSED:
+            if request.is_cell and not self._is_unasked(request):
+                self._join_next(request)
+                return False
             self._pending.settle([request], self._problem)
-        return True
+            return True
+        if request.message_type == "interrupt_request" and not self._admit_interrupt():
+            self._pending.settle([request], problems.INTERRUPTED)
+            return True
+        return False
 
     def _learn_seen(self, request: Request) -> None:
         """Remember what the client has seen of the session, if *request* says it and it was not known."""
@@ -243,8 +234,7 @@ class Relay:
         asked = wire.read_object(parts[1])
         parent = asked.get("msg_id")
         if self._probe is not None and parent == self._probe[0]:
-            lost = [request for key in self._probe[1] if (request := self._pending.find(key))]
-            self._pending.settle(lost, problems.OUTCOME_LOST)
+            self._pending.settle(self._probe[1], problems.OUTCOME_LOST)
             self._probe = None
             return
         if self._succeeds and self._pending.is_repeated(_id_of(parts[0])):
@@ -323,7 +313,7 @@ class Relay:
             self._upstream.drop()
             return
         self._state = State.JOINED
-        self._begin(self._read())
+        self._tasks.spawn(self._read())
         self._outage.end()
         self._meet_process(self._upstream.process)
         self._ask_what_was_lost()
@@ -348,7 +338,7 @@ class Relay:
         if await self._upstream.read() and self._state is State.JOINED:
             self._state = State.AWAY
             self._outage.begin(self._upstream.url)
-            self._connecting = self._begin(self._rejoin())
+            self._connecting = self._tasks.spawn(self._rejoin())
 
     def _meet_process(self, process: str | None) -> None:
         """Say again what may not have reached the session, if it is still the same process: it heeds each message once.
@@ -361,7 +351,7 @@ class Relay:
             self._pending.settle(sent, problems.session_died())
         elif process is not None and process == before:
             for request in sent:
-                self._write(HeldMessage(request.channel, request.parts, request))
+                self._write(request)
 
     def _ask_what_was_lost(self) -> None:
         """Send the session a probe behind all requests from before an outage.
@@ -369,18 +359,18 @@ class Relay:
         Its reply comes after theirs, so a request without a reply by then will never get one: the gateway buffers what
         it cannot send, but a gateway that was restarted has no buffer.
         """
-        sent = self._pending.sent_in_line()
+        sent = [request for request in self._pending.sent() if request.in_line]
         if not sent:
             return
         parts = wire.new_message("kernel_info_request", {}, session=self._upstream.name)
         self._probe = (wire.read_object(parts[0])["msg_id"], sent)
-        self._write(HeldMessage("shell", parts, None))
+        self._write(Request(channel="shell", message_type="kernel_info_request", parts=parts))
 
     def _join_next(self, cell: Request) -> None:
         """Ask for another session, for *cell* and what comes behind it."""
         self._say_farewell(cell)
         self._state = State.JOINING
-        self._connecting = self._begin(self._join(self._ask()))
+        self._connecting = self._tasks.spawn(self._join(self._ask()))
 
     async def _join(self, request: SessionRequest) -> None:
         """Get the session that is requested, and connect to it."""
@@ -466,19 +456,9 @@ class Relay:
         self._responder.publish("shutdown_reply", content, request.header)
         self.stop(0)
 
-    # --- tasks -----------------------------------
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-        return task
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("unexpected %s", type(error).__name__, exc_info=error)
-            self.stop(1)  # its client starts another one, which finds the session
+    def _fail(self, error: BaseException) -> None:
+        log.error("unexpected %s", type(error).__name__, exc_info=error)
+        self.stop(1)  # its client starts another one, which finds the session
 
 
 def _id_of(header: bytes) -> str:

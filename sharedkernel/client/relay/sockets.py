@@ -6,7 +6,7 @@ Covers binding, signatures, the heartbeat and the welcome on iopub; who gets whi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import zmq
@@ -32,8 +32,6 @@ class ClientSockets:
     ----------
     connection
         Where to bind, and the key.
-    listeners
-        Descriptors of the sockets that listen there already, by name; see `start.py`.
     on_message
         Called with the channel, the identities that it came from and the parts of each message whose signature is
         valid; others are logged and dropped.
@@ -44,12 +42,7 @@ class ClientSockets:
         When an address cannot be bound.
     """
 
-    def __init__(
-        self,
-        connection: ConnectionInfo,
-        listeners: Mapping[str, int],
-        on_message: Callable[[str, list[bytes], list[bytes]], None],
-    ) -> None:
+    def __init__(self, connection: ConnectionInfo, on_message: Callable[[str, list[bytes], list[bytes]], None]) -> None:
         self._signer = wire.Signer(connection.key, connection.signature_scheme)
         self._on_message = on_message
         self._context = zmq.Context()
@@ -58,9 +51,9 @@ class ClientSockets:
         self._last_status: bytes | None = None
         try:
             for channel in ("shell", "control", "stdin"):
-                self._bind(connection, listeners, channel, partial(self._receive, channel))
-            self._bind(connection, listeners, "iopub", self._welcome)
-            self._bind(connection, listeners, "hb", lambda frames: self._sockets["hb"].send_multipart(frames))
+                self._bind(connection, channel, partial(self._receive, channel))
+            self._bind(connection, "iopub", self._welcome)
+            self._bind(connection, "hb", lambda frames: self._sockets["hb"].send_multipart(frames))
         except ConfigError:
             self.close()
             raise
@@ -82,13 +75,7 @@ class ClientSockets:
             socket.close(_LINGER)
         self._context.term()
 
-    def _bind(
-        self,
-        connection: ConnectionInfo,
-        listeners: Mapping[str, int],
-        name: str,
-        on_frames: Callable[[list[bytes]], object],
-    ) -> None:
+    def _bind(self, connection: ConnectionInfo, name: str, on_frames: Callable[[list[bytes]], object]) -> None:
         socket = self._context.socket(zmq.XPUB if name == "iopub" else zmq.ROUTER)
         if name == "iopub":
             socket.set(zmq.SNDHWM, OUTPUT_QUEUE_MESSAGES)
@@ -97,8 +84,8 @@ class ClientSockets:
         else:
             # A client that connects again under its identity takes it over from its dead connection.
             socket.set(zmq.ROUTER_HANDOVER, 1)
-        if name in listeners:
-            socket.set(zmq.USE_FD, listeners[name])
+        if name in connection.listeners:
+            socket.set(zmq.USE_FD, connection.listeners[name])
         address = connection.address(name)
         try:
             socket.bind(address)

@@ -86,7 +86,6 @@ class MessageRouter:
         self._welcome = protocol.Welcome(
             version=protocol.PROTOCOL_VERSION,
             device=served.device,
-            pid=os.getpid(),
             environments=[name for name in supervisor.environments if name != OWN],
             requests=[request.__name__ for request in get_args(protocol.FromGateway)],
         )

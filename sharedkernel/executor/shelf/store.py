@@ -323,7 +323,7 @@ class ShelfStore:
     def _fetch(self, process: SessionHandle, message: protocol.FetchShelved, _: list[int]) -> FdReply:
         file = self.find(process.user or "", message.name)
         try:
-            return FdReply(protocol.Shelved(request=message.request, bytes=file.size), [file.lend()])
+            return FdReply(protocol.Shelved(request=message.request), [file.lend()])
         except OSError as error:
             raise _unusable(file, error) from None
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import socket
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast

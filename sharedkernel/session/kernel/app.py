@@ -177,7 +177,6 @@ class SessionRuntime:
         return protocol.SessionHello(
             version=protocol.PROTOCOL_VERSION,
             process=self._launch.process,
-            pid=os.getpid(),
             connection={**info, "key": self._app.session.key.decode()},
             memory=self._meter.memory,
             data_bytes=self._meter.data_bytes(),

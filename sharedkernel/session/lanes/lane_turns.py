@@ -88,7 +88,7 @@ class UnitFetcher:
         if given:
             units = [unit.unit for unit in given]
             # The descriptors keep the memory now, whatever happens to the executor.
-            self._channel.tell(protocol.UnitsImported(request=self._channel.number(), units=units))
+            self._channel.tell(protocol.UnitsImported(units=units))
         return given
 
     def lane_units(self, units: Sequence[int]) -> list[GivenUnit]:
@@ -101,7 +101,7 @@ class UnitFetcher:
         try:
             for start in range(0, len(wanted), UNITS_PER_REQUEST):
                 part = list(wanted[start : start + UNITS_PER_REQUEST])
-                self._receive(request(request=self._channel.number(), **{field: part}), given)
+                self._receive(request(**{field: part}), given)
         except BaseException:
             for unit in given:
                 os.close(unit.descriptor)
@@ -115,12 +115,12 @@ class UnitFetcher:
         An interrupt waits until the answer is there: before that nobody would know whose they are.
         """
         with signals_held():
-            self._channel.request(protocol.KeepUnits(request=self._channel.number(), units=list(units)))
+            self._channel.request(protocol.KeepUnits(units=list(units)))
 
     def release_units(self, units: Sequence[int]) -> None:
         """Notify the executor that this process has released *units*, by their numbers."""
         if units:
-            self._channel.tell(protocol.UnitsLetGo(request=self._channel.number(), units=list(units)))
+            self._channel.tell(protocol.UnitsLetGo(units=list(units)))
 
     @signals_held_between_waits()
     def _receive(self, message: Any, given: list[GivenUnit]) -> None:
@@ -225,7 +225,7 @@ class LaneTurns:
             return
         taken = None
         try:
-            taken, _ = self._channel.request(protocol.TakeLane(request=self._channel.number()))
+            taken, _ = self._channel.request(protocol.TakeLane())
             layout = LaneLayout(tuple(UnitInfo(unit, size) for unit, size in taken.units))
             has = self.memory.lane_units
             missing = [unit.unit for unit in layout.units if unit.unit not in has]
@@ -243,7 +243,7 @@ class LaneTurns:
 
     def _say_handed_over(self, *, unused: bool = False) -> None:
         try:
-            self._channel.request(protocol.LaneHandedOver(request=self._channel.number(), unused=unused))
+            self._channel.request(protocol.LaneHandedOver(unused=unused))
         except SharedKernelError as error:  # until it is said nobody else uses the lane: dearer, not wrong
             log.warning("the executor did not receive the lane's hand-over: %s", error)
 

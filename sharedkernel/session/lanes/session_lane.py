@@ -218,7 +218,7 @@ class SessionLane:
         """Let the executor know why this session's iterations use no lane."""
         if note != self._note:
             self._note = note
-            self._channel.tell(protocol.LaneUnused(request=self._channel.number(), note=note))
+            self._channel.tell(protocol.LaneUnused(note=note))
 
 
 def _threads_alive(threads: list[str]) -> str | None:

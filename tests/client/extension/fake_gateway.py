@@ -12,6 +12,7 @@ from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 from tornado.websocket import WebSocketHandler
 
+from sharedkernel.jupyter.names import machine_digest
 from sharedkernel.local_stack import free_port
 
 
@@ -77,6 +78,10 @@ class FakeGateway:
             def get(self) -> None:
                 self.finish({"identity": {"username": "ada", "admin": True}})
 
+        class Host(RequestHandler):
+            def get(self) -> None:
+                self.finish({"machine": machine_digest()})
+
         class Quotas(RequestHandler):
             def get(self) -> None:
                 self.finish({"users": {"ada": {"memory": {"value": "1GiB"}, "share": {"value": 1.0}}}})
@@ -104,7 +109,7 @@ class FakeGateway:
         api = "/sharedkernel/api"
         return [
             ("/api/me", Me), ("/api/kernelspecs", Kernelspecs), (f"{api}/quotas", Quotas), (f"{api}/policy", Policy),
-            (f"{api}/events", Events),
+            (f"{api}/events", Events), (f"{api}/host", Host),
         ]  # fmt: skip
 
     async def _serve(self) -> None:

@@ -63,23 +63,13 @@ def test_an_outage_loses_nothing(server: JupyterServer, line: Line, tmp_path: Pa
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("--SharedKernelExtension.direct=True", "SharedKernelExtension.direct has no effect any more"),
-        (
-            "--ServerApp.kernel_websocket_connection_class=tests.client.extension.site_connection.SiteConnection",
-            "this server's connections are of SiteConnection",
-        ),
-    ],
-)
-def test_what_a_site_has_set_is_kept_or_said_to_have_no_effect(
-    start_server: StartServer, option: str, said: str
-) -> None:
-    """An option of earlier versions, and connections of the site's own; cells run all the same."""
-    server = start_server("ada", option)
+def test_connections_of_a_sites_own_are_kept_and_said(start_server: StartServer) -> None:
+    """Cells run all the same."""
+    server = start_server(
+        "ada", "--ServerApp.kernel_websocket_connection_class=tests.client.extension.site_connection.SiteConnection"
+    )
     kernel = start(server)
     with KernelPage(server, kernel) as page:
         assert page.run("print(1)") == "1\n"
-    assert log(server).count(said) == 1
+    assert log(server).count("this server's connections are of SiteConnection") == 1
     server.ask("DELETE", f"/api/kernels/{kernel}")

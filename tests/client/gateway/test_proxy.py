@@ -17,6 +17,7 @@ import trustme
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.credentials import Credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.client.gateway.server import Timeouts
 from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.local_stack import free_port
 from tests.client.extension.server import JupyterServer, is_connected
@@ -42,7 +43,7 @@ def refusal(url: str = f"http://{HOST}:8585") -> str:
     with pytest.raises((GatewayUnreachable, GatewayRefused)) as refused:
         fetch_status(credentials, timeout=2.0)
     with pytest.raises((GatewayUnreachable, GatewayRefused)) as not_opened:
-        asyncio.run(Gateway(credentials, connect_timeout=2.0).open("a-kernel", "a-name"))
+        asyncio.run(Gateway(credentials, timeouts=Timeouts(connect=2.0)).open("a-kernel", "a-name"))
     assert str(not_opened.value) == str(refused.value)
     return str(refused.value)
 

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
+from sharedkernel.client.gateway.connection import MAX_BODY_BYTES
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.client.gateway.server import MAX_BODY_BYTES
 from tests.client.gateway.test_websocket import Peer, serving
 
 _MODEL = b'{"id": "a-kernel"}'
@@ -94,6 +94,6 @@ async def test_an_answer_that_comes_byte_by_byte_is_given_up() -> None:
                 await peer.writer.drain()
                 await asyncio.sleep(0.02)
 
-    async with serving(serve, request_timeout=0.5) as client:
+    async with serving(serve, answer=0.5) as client:
         with pytest.raises(GatewayUnreachable, match="took too long"):
             await asyncio.to_thread(client.gateway.fetch, "GET", "/api/me")

@@ -15,6 +15,7 @@ import pytest
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.credentials import Credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.client.gateway.server import Timeouts
 from sharedkernel.client.gateway.websocket import MAX_MESSAGE_BYTES, WebSocket
 from sharedkernel.jupyter.names import PROCESS_HEADER, WEBSOCKET_PROTOCOL
 
@@ -90,7 +91,7 @@ class Client:
 
     def __init__(self, port: int, **options: float) -> None:
         credentials = Credentials(url=f"http://127.0.0.1:{port}/prefix", token="a-token")
-        self.gateway = Gateway(credentials, **options)
+        self.gateway = Gateway(credentials, timeouts=Timeouts(**options))
 
     async def open(self) -> WebSocket:
         return await self.gateway.open("a-kernel", "a-name", seen=["x", "y"])
@@ -220,7 +221,7 @@ async def test_pings_are_answered_and_silence_is_an_end() -> None:
         # no answer to this one
         assert await peer.reader.read() == b""
 
-    async with serving(serve, ping_interval=0.2) as client:
+    async with serving(serve, ping=0.2) as client:
         assert await received(await client.open()) == []
 
 
@@ -236,7 +237,7 @@ async def test_a_message_may_take_longer_than_a_ping() -> None:
             peer.writer.write(sent[at : at + 1])
         peer.writer.write(frame(_CLOSE, b""))
 
-    async with serving(serve, ping_interval=0.1) as client:
+    async with serving(serve, ping=0.1) as client:
         assert await received(await client.open()) == [b"slow"]
 
 
@@ -249,7 +250,7 @@ async def test_an_end_cuts_a_connection_on_which_nothing_leaves() -> None:
         peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await ended.wait()
 
-    async with serving(serve, ping_interval=600.0) as client:
+    async with serving(serve, ping=600.0) as client:
         websocket = await client.open()
         for _ in range(4):
             assert websocket.write(bytes(8 << 20))
@@ -286,7 +287,7 @@ async def test_a_server_that_hangs_in_the_handshake_is_given_up() -> None:
         peer.writer.write(b"HTTP/1.1 101 Switching")
         assert await peer.reader.read() == b""
 
-    async with serving(serve, request_timeout=0.3) as client:
+    async with serving(serve, answer=0.3) as client:
         with pytest.raises(GatewayUnreachable, match="is there but took too long to answer"):
             await client.open()
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from sharedkernel.client.relay.local_responder import Request
-from sharedkernel.client.relay.pending import Held, HeldMessage
+from sharedkernel.client.relay.pending import Held
 
 
-def message(content: bytes, message_type: str = "complete_request") -> HeldMessage:
-    """Return a request that waits."""
-    request = Request(
-        channel="shell", identities=[], message_type=message_type, parts=[b"{}", b"{}", b"{}", content], in_line=True
-    )
-    return HeldMessage("shell", [b"{}", b"{}", b"{}", content], request)
+def message(content: bytes, message_type: str = "complete_request") -> Request:
+    """Return a message that waits."""
+    parts = [b"{}", b"{}", b"{}", content]
+    return Request(channel="shell", message_type=message_type, parts=parts, wants_reply=message_type != "comm_msg")
 
 
 def test_messages_are_taken_in_their_order() -> None:
@@ -40,8 +38,8 @@ def test_cells_are_taken_out_alone() -> None:
     """An interrupt is about them, not about what else waits."""
     held = Held()
     cell, question = message(b"1", "execute_request"), message(b"2")
-    comm = HeldMessage("shell", [b"{}"] * 4, None)
+    comm = message(b"3", "comm_msg")
     for each in (question, cell, comm):
         held.add(each)
-    assert held.remove_cells() == [cell.request]
+    assert held.remove_cells() == [cell]
     assert list(held.take()) == [question, comm]

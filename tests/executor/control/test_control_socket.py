@@ -34,7 +34,7 @@ def say(process: ExecutorProcess, data: bytes) -> list[object]:
 
 HELLO = protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role="command"))
 STRANGER = protocol.SessionHello(
-    version=protocol.PROTOCOL_VERSION, process="x", pid=1, connection={}, memory=protocol.Memory(), data_bytes=0
+    version=protocol.PROTOCOL_VERSION, process="x", connection={}, memory=protocol.Memory(), data_bytes=0
 )
 
 

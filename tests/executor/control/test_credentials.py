@@ -26,13 +26,12 @@ _STRANGER = """if True:
 """
 
 
-def hello_of(process: str, pid: int) -> bytes:
+def hello_of(process: str) -> bytes:
     """Return the greeting that a session's process would send."""
     return protocol.encode(
         protocol.SessionHello(
             version=protocol.PROTOCOL_VERSION,
             process=process,
-            pid=pid,
             connection={},
             memory=protocol.Memory(),
             data_bytes=0,
@@ -41,13 +40,12 @@ def hello_of(process: str, pid: int) -> bytes:
 
 
 async def test_nobody_else_speaks_for_a_session(process: ExecutorProcess) -> None:
-    """A process that knows a session's names and process id, even its own child, is refused; the session goes on."""
+    """A process that knows a session's names, even its own child, is refused; the session goes on."""
     async with Executor(process) as executor:
         notebook = await executor.notebook()
-        pid = notebook.record.pid
         name = Path(notebook.record.connection["ip"]).name.removesuffix("-ipc")
         path = str(process.runtime_directory / EXECUTOR_SOCKET)
-        command = [sys.executable, "-c", _STRANGER, path, hello_of(name, pid).hex()]
+        command = [sys.executable, "-c", _STRANGER, path, hello_of(name).hex()]
         told = (await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True)).stdout
         assert b"not a session of this executor" in told
         child = await notebook.run(f"import subprocess; subprocess.run({command!r}, capture_output=True).stdout")

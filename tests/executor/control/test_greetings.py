@@ -31,7 +31,6 @@ def make_hello(*, holding: bool = False) -> protocol.SessionHello:
     return protocol.SessionHello(
         version=protocol.PROTOCOL_VERSION,
         process="",
-        pid=0,
         connection={},
         memory=protocol.Memory(),
         data_bytes=0,

@@ -34,7 +34,7 @@ async def runs(pid: int) -> bool:
 
 
 HELLO = protocol.SessionHello(
-    version=protocol.PROTOCOL_VERSION, process="ada", pid=0, connection={}, memory=MEMORY, data_bytes=0
+    version=protocol.PROTOCOL_VERSION, process="ada", connection={}, memory=MEMORY, data_bytes=0
 )
 
 

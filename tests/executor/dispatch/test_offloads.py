@@ -286,7 +286,7 @@ _LOSE_THE_REQUEST = """if True:
         peer = socket.socket(socket.AF_UNIX)
         peer.connect({path!r})
         peer.sendall(protocol.encode(protocol.SessionHello(
-            version=protocol.PROTOCOL_VERSION, process={name!r}, pid=os.getpid(), connection={{}},
+            version=protocol.PROTOCOL_VERSION, process={name!r}, connection={{}},
             memory=protocol.Memory(), data_bytes=0, cell_open=True)))
         decoder = protocol.Decoder(protocol.ToSession)
         while data := peer.recv(65536):

@@ -78,7 +78,7 @@ class ProgramNotebook(Notebook):
     def greet(self, size: int) -> None:
         turn = self.words[Word.TURN]
         hello = protocol.SessionHello(
-            version=protocol.PROTOCOL_VERSION, process=self.process.process, pid=self.pid, connection={},
+            version=protocol.PROTOCOL_VERSION, process=self.process.process, connection={},
             memory=self.memory, data_bytes=0, cell_open=self.is_open, holding=turn == Turn.HOLDING,
             wanting=turn == Turn.WANTING,
         )  # fmt: skip

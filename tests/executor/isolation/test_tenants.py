@@ -62,7 +62,7 @@ _GREET = """if True:
     import os, socket
     from sharedkernel import protocol
     hello = protocol.encode(protocol.SessionHello(
-        version=protocol.PROTOCOL_VERSION, process={name!r}, pid=os.getpid(), connection={{}},
+        version=protocol.PROTOCOL_VERSION, process={name!r}, connection={{}},
         memory=protocol.Memory(), data_bytes=0, cell_open=True))
     connections = []
     for _ in range(500):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.ipc.helper_process import signal_peer
+from sharedkernel.ipc.helper_process import kill_peer
 from sharedkernel.ipc.seqpacket import connect, listen
 from tests.executor.devices.support import make_process
 
@@ -74,10 +74,10 @@ def test_a_helper_that_has_hung_up_gets_no_signal(tmp_path: Path) -> None:
     listener = listen(path)
     connection = connect(path, int)
     accepted, _ = listener.accept()
-    signal_peer(connection, signal.SIGUSR1)
+    kill_peer(connection, signal.SIGUSR1)
     accepted.send(b"unread")
     accepted.close()
-    signal_peer(connection, signal.SIGUSR1)
+    kill_peer(connection, signal.SIGUSR1)
     connection.close()
     listener.close()
     signal.signal(signal.SIGUSR1, before)

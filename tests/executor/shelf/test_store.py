@@ -89,8 +89,7 @@ class Desk:
 
     async def ask(self, kind: Callable[..., Any], **fields: Any) -> tuple[Any, list[Descriptor]]:
         """Ask as the session and return the answer."""
-        message = kind(request=self.client.number(), **fields)
-        return await asyncio.to_thread(self.client.request, message)
+        return await asyncio.to_thread(self.client.request, kind(**fields))
 
     async def reserve(self, name: str, size: int) -> tuple[int, Descriptor]:
         """Return the number of a file to write, and its descriptor."""

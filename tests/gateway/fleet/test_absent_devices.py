@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections.abc import Iterator
 from typing import get_args
@@ -59,7 +58,7 @@ async def test_an_executor_that_hangs_after_its_greeting_keeps_nobody_waiting(de
     path = device_directory(devices.runtime_directory, "host:1") / EXECUTOR_SOCKET
     device = protocol.Device(name="host:1", kind="host", capacity_bytes=1 << 30, reserve_bytes=0)
     requests = [kind.__name__ for kind in get_args(protocol.FromGateway)]
-    welcome = protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, pid=os.getpid(), requests=requests)
+    welcome = protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, requests=requests)
 
     asked, writers = asyncio.Event(), []
 

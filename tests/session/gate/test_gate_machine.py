@@ -100,7 +100,6 @@ class GateUnderTest:
         return protocol.SessionHello(
             version=protocol.PROTOCOL_VERSION,
             process="test",
-            pid=os.getpid(),
             connection={},
             memory=protocol.Memory(persistent=0, framework=0),
             data_bytes=0,
@@ -126,7 +125,7 @@ class GateUnderTest:
         match message:
             case protocol.SessionHello():
                 device = protocol.Device(name="test", kind="host", capacity_bytes=GIB, reserve_bytes=0)
-                self.say(protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, pid=os.getpid()))
+                self.say(protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device))
             case protocol.ActivityReport():
                 self.say(protocol.AskActivity())
             case protocol.DeviceWantedReport():

@@ -152,7 +152,7 @@ def test_at_a_cells_end_the_lane_is_left(desk: Desk, tmp_path: Path) -> None:
     other = Session(desk, tmp_path, "q")
     desk.call(lambda: desk.desk.removed(LANE))
     desk.grant(other, 48 * MIB, lane=LANE + 1)
-    session.client.request(_ask(session))  # answered after all that was told before
+    session.client.request(_ask())  # answered after all that was told before
     account = desk.store.account()
     assert account.lanes == {LANE + 1: lane_bytes(48 * MIB)}
     assert account.releasing == 0
@@ -181,7 +181,7 @@ def test_a_lane_that_can_be_taken_only_in_part_is_left_as_a_whole(
         has_failed, driver.fail_at = driver.fail_at is None, None
         session.cuda.hand_over("cell")
         desk.call(functools.partial(desk.desk.removed, number + 1))
-        session.client.request(_ask(session))  # answered after all that was told before
+        session.client.request(_ask())  # answered after all that was told before
         account = desk.store.account()
         assert account.releasing == 0, f"call {number} failed"
         assert account.lanes == {}
@@ -189,10 +189,10 @@ def test_a_lane_that_can_be_taken_only_in_part_is_left_as_a_whole(
     assert number > (4 if is_executors else 10)
 
 
-def _ask(session: Session) -> Any:
+def _ask() -> Any:
     from sharedkernel import protocol
 
-    return protocol.UnitsLetGo(request=session.client.number(), units=[])
+    return protocol.UnitsLetGo(units=[])
 
 
 def test_a_lane_shrinks_once_much_less_was_needed_for_some_seconds(desk: Desk, tmp_path: Path) -> None:
@@ -333,10 +333,10 @@ def test_units_of_others_are_out_of_reach(desk: Desk, tmp_path: Path) -> None:
 
     session, other = Session(desk, tmp_path, "p"), Session(desk, tmp_path, "q", "grace")
     with pytest.raises(Refused):
-        other.client.request(protocol.TakeLane(request=other.client.number()))
+        other.client.request(protocol.TakeLane())
     desk.grant(session, 32 * MIB)
     units = [unit.unit for unit in desk.store.layout(LANE).units][:1]
     with pytest.raises(Refused):
-        other.client.request(protocol.FetchUnits(request=other.client.number(), units=units))
+        other.client.request(protocol.FetchUnits(units=units))
     with pytest.raises(ProtocolError):
-        session.client.request(protocol.FetchUnits(request=session.client.number(), units=[10**6]))
+        session.client.request(protocol.FetchUnits(units=[10**6]))
