@@ -192,6 +192,7 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         """Set none: they make no sense for a websocket."""
 
     @ws_authenticated
+    @authorized
     async def get(self, *args: Any, **kwargs: Any) -> None:
         """Accept the websocket."""
         await super().get(*args, **kwargs)

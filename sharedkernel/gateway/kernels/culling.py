@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import IntEnum
+from functools import cache
 from typing import Any
 
 from tornado.web import HTTPError
@@ -113,6 +114,7 @@ class IdleCuller:
         entries = {entry.id: entry for entry in document.sessions}
         for session in self._done.keys() - entries.keys():
             del self._done[session]
+        cull_after = cache(self._rules.quotas.cull_after)
         for kernel in self._registry.all():
             entry = entries.get(kernel.session_id)
             if entry is None or kernel.is_changing:
@@ -122,7 +124,7 @@ class IdleCuller:
                     farewell = "This session was ended: it was not used, and its client was away."
                     self._begin(kernel, self._end(kernel, "end unclaimed session", farewell))
             else:
-                self._check(kernel, entry)
+                self._check(kernel, entry, cull_after(kernel.user))
 
     def _is_unclaimed(self, kernel: SessionKernel, entry: SessionStatus) -> bool:
         if not self._unclaimed_seconds:
@@ -134,9 +136,8 @@ class IdleCuller:
             return False
         return min(entry.idle_seconds, kernel.outputs.unheeded_seconds()) >= self._unclaimed_seconds
 
-    def _check(self, kernel: SessionKernel, entry: SessionStatus) -> None:
-        session, after = kernel.session_id, self._rules.quotas.cull_after(kernel.user)
-        idle = entry.idle_seconds
+    def _check(self, kernel: SessionKernel, entry: SessionStatus, after: float | None) -> None:
+        session, idle = kernel.session_id, entry.idle_seconds
         due, done = stage(idle, after), self._done.get(session, CullStage.NONE)
         if due <= done:
             if due is CullStage.NONE:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
+from websocket import WebSocketBadStatusException
 
 from sharedkernel.local_stack import LocalStack
 from tests.client.extension.conftest import StartServer
-from tests.client.extension.server import JupyterServer, is_connected
+from tests.client.extension.server import JupyterServer, Page, is_connected
 from tests.status.documents import to_json
 
 
@@ -42,6 +46,24 @@ def test_nobody_else_s_notebook_is_told(ada: JupyterServer, grace: JupyterServer
         assert (session["notebook"], session["kernel_id"], session["client_key"]) == (None, None, None)
         assert view["kernels"] == {}
     ada.ask("DELETE", f"/api/kernels/{kernel}")
+
+
+def test_a_sites_rules_on_who_may_what_hold_for_the_view(
+    stack: LocalStack, start_server: StartServer, tmp_path: Path
+) -> None:
+    (tmp_path / "site_rules.py").write_text(
+        "from jupyter_server.auth import Authorizer\n\n\n"
+        "class Rules(Authorizer):\n"
+        "    def is_authorized(self, handler, user, action, resource):\n"
+        "        return resource != 'sharedkernel'\n"
+    )
+    places = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    environment = stack.client_environment("ada") | {"PYTHONPATH": places}
+    server = start_server("ada", "--ServerApp.authorizer_class=site_rules.Rules", environment=environment)
+    assert server.ask("GET", "/api/status").status == 200
+    assert server.ask("GET", "/sharedkernel/api/quotas").status == 403
+    with pytest.raises(WebSocketBadStatusException, match="403"):
+        Page(server)
 
 
 @pytest.mark.heavy
