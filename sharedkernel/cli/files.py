@@ -84,7 +84,8 @@ class FilesApp(ReportCommandApp):
     @contextlib.contextmanager
     def _progress(self) -> Iterator[Any]:
         columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        console, is_shown = Console(stderr=True), sys.stderr.isatty()
+        with Progress(*columns, console=console, disable=not is_shown, redirect_stdout=False) as progress:
             task = progress.add_task("", visible=False)
 
             def show(name: str, done: int, total: int) -> None:

@@ -285,7 +285,8 @@ class ExecutorService:
         is_ready = process.assigned and (process.isolation != "users" or real_user(process.pid) == process.uid)
         if not process.session or not is_ready:
             # New spares take its place. One that was being assigned may still have the folder and rights of a spare.
-            log.info("ended process %s: it was not assigned to its user yet", process.process)
+            whose = f"session {process.session} of {process.user}" if process.session else f"process {process.process}"
+            log.warning("ended %s: it was not assigned to its user yet", whose)
             process.session = ""
             self._supervisor.end_soon(process)
             return

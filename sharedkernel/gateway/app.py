@@ -266,6 +266,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self.admins, manager.executors.placement = admins, placement
         manager.rules.replace_quotas(quotas)
         manager.rules.replace_policy(policy)
+        if self.front:
+            cast("FrontKernels", manager).front.host_rules.reset()
 
     def init_httpserver(self) -> None:
         """Make the HTTP server: encrypted if there is a certificate, with a timeout for every client.

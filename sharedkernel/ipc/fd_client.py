@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from sharedkernel import protocol
-from sharedkernel.errors import ExecutorUnavailable, ProtocolError
+from sharedkernel.errors import ExecutorUnavailable, ProtocolError, SharedKernelError
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.paths import DESCRIPTOR_SOCKET
 from sharedkernel.system.deferred_signals import signals_held, wait_for
@@ -143,6 +143,8 @@ class DescriptorClient:
             # gone already, if this is the second time that it was to go
             is_done = is_repeated and isinstance(message, protocol.Unshelve)
             if isinstance(answer, protocol.Failed) and not (is_done and answer.reason == "not_shelved"):
+                if answer.reason == SharedKernelError.reason:  # the executor's fault, and no policy
+                    raise SharedKernelError(answer.message)
                 raise KeyError(answer.message) if answer.reason == "not_shelved" else answer.error()
             return answer, received
 

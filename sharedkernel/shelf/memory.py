@@ -218,7 +218,7 @@ def _plain(value: Any, path: tuple[str, ...], what: str = "the value") -> Plain:
         return value if -(1 << 63) <= value < 1 << 64 else LargeInteger(hex(value))
     if kind is complex:
         return ComplexNumber(value.real, value.imag)
-    if kind is str and not _SURROGATES.search(value):
+    if kind is str and (value.isascii() or not _SURROGATES.search(value)):
         return value  # type: ignore[no-any-return]
     name = "text that is no valid Unicode" if kind is str else f"of the type {kind.__module__}.{kind.__qualname__}"
     raise TypeError(

@@ -83,7 +83,8 @@ class LocalKernels:
         """
         # One that was restarted or shut down keeps its key: the one in its place, or the last of them, is found.
         known = sorted(known, key=lambda session: (not session.lingering, session.lingering_seconds or 0.0))
-        by_key = {key: session.id for session in known for key in (session.id, session.client_key) if key}
+        # Anybody can choose the key of their session: an id comes first.
+        by_key = {session.client_key: session.id for session in known} | {session.id: session.id for session in known}
         return {
             kernel_id: session
             for kernel_id in self._kernels.list_kernel_ids()

@@ -154,8 +154,8 @@ async def watch_use(sessions: Mapping[str, SessionHandle]) -> None:
         now, processes = time.monotonic(), list(sessions.values())
         try:
             used = _seconds_of_sessions(process.pid for process in processes)
-        except OSError as error:  # no descriptor is left: what was used meanwhile is seen at the next look
-            log.warning("cannot see which sessions are used: %s", error.strerror)
+        except Exception as error:  # such as no descriptor left: what was used meanwhile is seen at the next look
+            log.warning("cannot see which sessions are used: %r", error)
             continue
         for process in processes:
             ran = used.get(process.pid, 0.0) - before.get(process.pid, 0.0) > _IDLE_SHARE * (now - looked_at)

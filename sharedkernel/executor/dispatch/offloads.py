@@ -50,7 +50,13 @@ class Offloads:
 
     def attempt(self, process: SessionHandle) -> None:
         """Offload a session in the background, if it is idle."""
-        self._tasks.spawn(self.request(process))
+        self._tasks.spawn(self._attempt(process))
+
+    async def _attempt(self, process: SessionHandle) -> None:
+        try:
+            await self.request(process)
+        except SharedKernelError as error:
+            log.info("session %s is not offloaded: %s", process.session, error)
 
     async def request(self, process: SessionHandle) -> None:
         """Offload an idle session, although nobody may need the room; return once its memory is free.

@@ -33,7 +33,7 @@ def failed(message: Any, error: Exception, own_log: logging.Logger, whose: str =
     """Return the answer to a request that was not carried out, and log why; *whose* names the session that asked."""
     kind = f"{type(message).__name__}{whose}"
     if isinstance(error, SharedKernelError):
-        own_log.info("refused %s: %s", kind, error)
+        own_log.info(f"refused {kind}: %s", error)  # repetitions are counted by text, so for each session
         return protocol.Failed(request=message.request, reason=error.reason, message=str(error))
     own_log.error("%s failed", kind, exc_info=error)
     text = "the executor failed to do this; its log says why."

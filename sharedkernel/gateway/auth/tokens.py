@@ -312,7 +312,8 @@ def read_token_use(tokens_file: Path) -> dict[str, str]:
         The file of tokens.
     """
     with contextlib.suppress(OSError, msgspec.DecodeError):  # nothing depends on it
-        return msgspec.json.decode(_use_path(tokens_file).read_bytes(), type=dict[str, str])
+        found = msgspec.json.decode(_use_path(tokens_file).read_bytes(), type=dict)
+        return found.get("used", found)  # as an earlier version has written it
     return {}
 
 

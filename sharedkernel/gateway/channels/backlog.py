@@ -16,7 +16,7 @@ from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.jupyter.wire import read_object
 
 #: updates that are searched for values that a later one of their comm sets again; older ones are kept
-_MOST_UPDATES = 100
+_MOST_UPDATES = 1000
 
 #: the client is not known, since the gateway found the session running: the first client of its user gets everything
 ANYBODY = ""

@@ -368,6 +368,7 @@ class Front:
         """Forget a host that is gone for good; see :meth:`ClusterHosts.forget`."""
         self.hosts.forget(name)
         self.host_rules.forget(name)
+        self.requests.forget(name)
 
 
 #: for whom a front asks what it then hides from its users

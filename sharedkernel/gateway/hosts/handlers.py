@@ -42,6 +42,8 @@ from sharedkernel.status.timeline import TimelineWindow
 _ANSWERED = ("Content-Type", "Location", "Retry-After", "Cache-Control")
 #: headers of a client's request that a host gets
 _ASKED = ("Content-Type", "Accept", "User-Agent")
+#: seconds that a host may take for its shelves: it waits for each of its executors itself
+_SHELVES_ANSWER = 15.0
 #: most devices whose last hour a page gets, as many as a status document has of a large cluster
 _MAX_HISTORIES = 64
 
@@ -333,7 +335,7 @@ class FrontHistoryHandler(FrontHandler):
 
 
 class FrontShelvesHandler(FrontHandler):
-    """``/sharedkernel/api/shelves``, ``/USER`` and ``/USER/NAME`` there: the entries on the shelves of all hosts."""
+    """``/sharedkernel/api/shelves``: the entries on the shelves of all hosts."""
 
     @web.authenticated
     async def get(self, user: str = "", name: str = "") -> None:
@@ -358,44 +360,52 @@ class FrontShelvesHandler(FrontHandler):
         shelves.sort(key=lambda shelf: (shelf["user"], shelf["device"]))
         self.finish(json.dumps({"shelves": shelves, "away": away}))
 
+    async def _ask(self, hosts: Iterable[Host], method: str, query: str) -> dict[str, HTTPResponse | HostAway]:
+        self.front.any_host()
+        path = uri_of(self).partition("?")[0]
+        return await self.front.requests.fetch_from_each(
+            hosts, self.current_user, method, path + query, seconds=_SHELVES_ANSWER
+        )
+
+
+class FrontShelfHandler(FrontShelvesHandler):
+    """``/sharedkernel/api/shelves/USER`` and ``/USER/NAME``: entries of one user on all hosts."""
+
     @web.authenticated
     async def delete(self, user: str, name: str = "") -> None:
-        """Remove entries of a user on all hosts; with ``?device=HOST/DEVICE`` on that device only."""
-        wanted = self.get_query_argument("device", "")
-        named, _, device = wanted.partition("/")
-        hosts = {host.name: host for host in ([self.front.hosts.find(named)] if wanted else self.front.hosts.all())}
+        """Remove them on all hosts; with ``?device=HOST/DEVICE``, as the status names it, on that device only."""
+        wanted = self.get_query_argument("device", None)
+        named, _, device = (wanted or "").partition("/")
+        if wanted is not None and not device:
+            raise Refused(f"there is no device {wanted!r}; name one as in h2/cuda:1.", reason="bad_request")
+        hosts = {host.name: host for host in ([self.front.hosts.find(named)] if named else self.front.hosts.all())}
         for host in hosts.values():
-            if not host.is_answering:
-                hint = "" if wanted else " (`device` names one of another host to do it there)"
-                raise HostAway(f"nothing was taken off{hint}: {host.why_away()}")
-            if [each.id for each in host.devices] == [wanted]:
-                device = ""  # a host's only one has no name there
+            if not host.is_answering or not host.devices:
+                hint = "" if named else " (`device` names one of another host to do it there)"
+                why = f"no executor of {host.name} answers." if host.is_answering else host.why_away()
+                raise HostAway(f"nothing was taken off{hint}: {why}")
         answers = await self._ask(hosts.values(), "DELETE", f"?{urlencode({'device': device})}" if device else "")
-        for answer in answers.values():
+        done: dict[str, Any] = {}
+        failed: list[str] = []
+        for host_name, answer in answers.items():
             if isinstance(answer, HostAway):
-                raise answer
-        # one that has no such entry refuses, which matters where none has
-        given = cast("dict[str, HTTPResponse]", answers)
-        worst = max(
-            given.values(),
-            key=lambda answer: (answer.code >= HTTPStatus.INTERNAL_SERVER_ERROR, answer.code == HTTPStatus.OK),
-        )
-        if worst.code != HTTPStatus.OK:
-            pass_on(self, worst)
+                failed.append(str(answer))
+            elif answer.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                failed.append(json.loads(answer.body)["message"])
+            elif answer.code == HTTPStatus.OK:
+                done[host_name] = json.loads(answer.body)
+        if failed:
+            raise HostAway(f"taken off on {', '.join(done)} alone: {failed[0]}" if done else failed[0])
+        if not done:  # a mistake of the user's, or nobody has such an entry
+            pass_on(self, cast("HTTPResponse", next(iter(answers.values()))))
             return
-        done = {name: json.loads(answer.body) for name, answer in given.items() if answer.code == HTTPStatus.OK}
         removed = [
-            {**entry, "device": _device_name(hosts[name], entry["device"])}
-            for name, body in done.items()
+            {**entry, "device": _device_name(hosts[each], entry["device"])}
+            for each, body in done.items()
             for entry in body["removed"]
         ]
         used = sum(body["used_bytes"] for body in done.values())
         self.finish(json.dumps({"user": user, "removed": removed, "used_bytes": used}))
-
-    async def _ask(self, hosts: Iterable[Host], method: str, query: str) -> dict[str, HTTPResponse | HostAway]:
-        self.front.any_host()
-        path = uri_of(self).partition("?")[0]
-        return await self.front.requests.fetch_from_each(hosts, self.current_user, method, path + query)
 
 
 def _device_name(host: Host, device: str | None) -> str:
@@ -440,8 +450,8 @@ default_handlers: list[Any] = [
     (r"/sharedkernel/api/timeline", FrontTimelineHandler),
     (r"/sharedkernel/api/history", FrontHistoryHandler),
     (r"/sharedkernel/api/shelves", FrontShelvesHandler),
-    (r"/sharedkernel/api/shelves/(?P<user>[^/]+)", FrontShelvesHandler),
-    (r"/sharedkernel/api/shelves/(?P<user>[^/]+)/(?P<name>[^/]+)", FrontShelvesHandler),
+    (r"/sharedkernel/api/shelves/(?P<user>[^/]+)", FrontShelfHandler),
+    (r"/sharedkernel/api/shelves/(?P<user>[^/]+)/(?P<name>[^/]+)", FrontShelfHandler),
     (r"/sharedkernel/api/audit", FrontAuditTailHandler),
     (PATH, RegistrationHandler),
     (r"/healthz", HealthHandler),

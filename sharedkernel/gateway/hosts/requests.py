@@ -16,6 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -151,11 +152,15 @@ class HostRequests:
 
         async def ask(host: Host) -> tuple[str, HTTPResponse | HostAway]:
             try:
-                return host.name, await self.fetch(host, user, method, uri, seconds=_QUICK, **options)
+                return host.name, await self.fetch(host, user, method, uri, **{"seconds": _QUICK, **options})
             except HostAway as error:
                 return host.name, error
 
         return dict(await asyncio.gather(*map(ask, hosts)))
+
+    def forget(self, name: str) -> None:
+        """Forget a host."""
+        self._http.pop(name, None)
 
 
 def no_trust(host: Host) -> HostAway:
@@ -183,6 +188,10 @@ def _is_unreached(error: Exception) -> bool:
 
 
 class _KeptRules(msgspec.Struct, kw_only=True):
+    #: hosts that have missed a change
+    missed: set[str] = set()
+    #: when the gateway of each host started that was heard, seconds since 1970
+    started: dict[str, float] = {}
     quotas: dict[str, Any] = {}
     #: empty: none was chosen here
     policy: str = ""
@@ -193,12 +202,13 @@ class _KeptRules(msgspec.Struct, kw_only=True):
 class HostRules:
     """Applies changes of quotas and policy on all hosts, and knows which of them have missed one.
 
-    A host has them in memory: one that starts, like one that a front hears for the first time, gets what holds.
+    A host has them in memory: one that starts, or joins, gets them anew. One that was away gets them in the place of
+    what it has.
 
     Parameters
     ----------
     path
-        The file that keeps what was changed here; an invalid one is taken for empty.
+        The file that keeps what was changed here, and who lacks it; an invalid one is taken for empty.
     hosts
         All hosts.
     requests
@@ -219,9 +229,8 @@ class HostRules:
         self._rules = rules
         self._tasks = tasks
         self._kept = self._file.read() or _KeptRules()
-        #: hosts that lack what holds now, and when the gateway of each that was heard has started
-        self._missed: set[str] = set()
-        self._started: dict[str, float] = {}
+        #: hosts that have none of it
+        self._new: set[str] = set()
         #: hosts that are getting what holds now
         self._sending: set[str] = set()
         try:
@@ -231,9 +240,9 @@ class HostRules:
 
     async def send(self, user: GatewayUser, method: str, uri: str, body: bytes) -> dict[str, HTTPResponse]:
         """Send *user*'s change to all hosts, and return the answers of those that have got it, by name."""
-        found = await self._requests.fetch_from_each(
-            self._hosts.answering(), user, method, uri, body=body or None, headers=_HEADERS
-        )
+        lacking = self._kept.missed | self._new
+        now = [host for host in self._hosts.answering() if host.name not in lacking]
+        found = await self._requests.fetch_from_each(now, user, method, uri, body=body or None, headers=_HEADERS)
         return {
             name: answer
             for name, answer in found.items()
@@ -255,7 +264,7 @@ class HostRules:
         """
         self._kept.admin, self._kept.policy = user.username, self._kept.policy if policy is None else policy
         names = [host.name for host in self._hosts.all()]
-        self._missed.update(name for name in names if name not in answers)
+        self._kept.missed.update(name for name in names if name not in answers)
         self._write()
         return [f"{name} does not answer; it gets this once it is back." for name in names if name not in answers] + [
             f"{name} has refused this: {answer.code} {answer.reason}."
@@ -264,29 +273,42 @@ class HostRules:
         ]
 
     def update(self, host: Host) -> None:
-        """Send a host, which has just been heard, what holds, if it has missed a change or has started anew."""
+        """Send a host, which has just been heard, what holds, if it has missed a change or is new."""
         started = host.summary.started
-        if self._kept.admin and self._started.get(host.name) != started:
-            self._missed.add(host.name)
-        self._started[host.name] = started
-        if host.name in self._missed and host.name not in self._sending:
+        if self._kept.started.get(host.name) != started:
+            self._kept.started[host.name] = started
+            if self._kept.admin:  # else nothing was changed here
+                self._new.add(host.name)
+        is_lacking = host.name in self._kept.missed or host.name in self._new
+        if host.devices and is_lacking and host.name not in self._sending:
             self._sending.add(host.name)
             self._tasks.spawn(self._update(host))
 
     def forget(self, host: str) -> None:
         """Forget a host."""
-        self._missed.discard(host)
-        self._started.pop(host, None)
+        self._new.discard(host)
+        self._kept.missed.discard(host)
+        self._kept.started.pop(host, None)
+        self._write()
+
+    def reset(self) -> None:
+        """Let nothing that was changed here hold any more; hosts keep theirs until they read their configuration."""
+        self._new.clear()
+        self._kept = _KeptRules(started=self._kept.started)
+        self._write()
 
     async def _update(self, host: Host) -> None:
-        sent: list[tuple[str, dict[str, Any]]] = []
+        started, sent = host.summary.started, list[tuple[str, dict[str, Any]]]()
         try:
-            while (rules := self._in_force()) != sent:  # which may change meanwhile
+            while (rules := self._in_force(host.name)) != sent:  # which may change meanwhile
                 for uri, body in rules:
                     if not await self._send(host, uri, body):
                         return  # its next summary is another occasion
                 sent = rules
-            self._missed.discard(host.name)
+            if self._kept.started.get(host.name) == started:
+                self._new.discard(host.name)
+                self._kept.missed.discard(host.name)
+                self._write()
         except HostAway as error:
             log.info("%s still has to get quotas and policy: %s", host.name, error)
         finally:
@@ -300,10 +322,11 @@ class HostRules:
             log.warning("%s, which is back, does not accept %s: %d %s", host.name, uri, answer.code, answer.reason)
         return answer.code != HTTPStatus.SERVICE_UNAVAILABLE
 
-    def _in_force(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the requests that give a host what holds here."""
+    def _in_force(self, host: str) -> list[tuple[str, dict[str, Any]]]:
+        """Return the requests that give *host* what holds here; one that is new keeps what another front has put."""
         policy = [(POLICY_PATH, {"policy": self._kept.policy})] if self._kept.policy else []
-        return [(f"{QUOTAS_PATH}?replace=true", self._rules.quotas.overrides()), *policy]
+        uri = f"{QUOTAS_PATH}?replace=true" if host in self._kept.missed else QUOTAS_PATH
+        return [(uri, deepcopy(self._rules.quotas.overrides())), *policy]
 
     def _write(self) -> None:
         self._kept.quotas = self._rules.quotas.overrides()

@@ -144,6 +144,9 @@ class ShelfHandler(GatewayHandler):
         device = self.get_query_argument("device", None)
         if device is None:
             return list(executors)
+        only = None if executors.several else executors[next(iter(executors))].device
+        if only is not None and device == only.kind:  # as a front names it
+            return list(executors)
         if not device or device not in executors:
             known = ", ".join(filter(None, executors)) or "none, since there is only one"
             raise Refused(f"there is no device {device!r} here; name {known}.", reason="bad_request")

@@ -121,8 +121,7 @@ class IdleCuller:
                 continue
             if self._is_unclaimed(kernel, entry):
                 if kernel.session_id not in self._steps:
-                    farewell = "This session was ended: it was not used, and its client was away."
-                    self._begin(kernel, self._end(kernel, "end unclaimed session", farewell))
+                    self._begin(kernel, self._end_unclaimed(kernel))
             else:
                 self._check(kernel, entry, cull_after(kernel.user))
 
@@ -153,6 +152,11 @@ class IdleCuller:
         if session in self._steps:
             self._steps[session].cancel()
         self._steps[session] = self._tasks.spawn(step)
+
+    async def _end_unclaimed(self, kernel: SessionKernel) -> None:
+        if not kernel.outputs.clients:  # else one has just come
+            farewell = "This session was ended: it was not used, and its client was away."
+            await self._end(kernel, "end unclaimed session", farewell)
 
     async def _end(self, kernel: SessionKernel, action: str, farewell: str) -> bool:
         """End a session, and record *action*; return whether that has succeeded: else a later check tries again."""

@@ -78,6 +78,7 @@ async def test_shelves_of_all_hosts_are_listed_and_emptied_through_a_front(whole
     for kernel in kernels.values():
         await execute(grace, kernel, IMPORT + "shelf['model'] = torch.ones(3)")
     listed = (await grace.request("GET", SHELVES)).body
+    assert (await grace.request("DELETE", SHELVES)).status == 405
     assert listed["away"] == {}
     found = [
         (shelf["user"], shelf["device"], [each["name"] for each in shelf["entries"]]) for shelf in listed["shelves"]
@@ -87,6 +88,10 @@ async def test_shelves_of_all_hosts_are_listed_and_emptied_through_a_front(whole
     assert (await linus.request("GET", SHELVES)).body["shelves"] == []
     assert (await linus.request("DELETE", f"{SHELVES}/grace/model")).status == 403
     assert (await grace.request("DELETE", f"{SHELVES}/grace/model?device=h9/host")).status == 404
+    for vague in ("", "h2", "h2/", "h2/cuda:0"):  # a variable that was not set, say: nothing is taken off
+        answer = await grace.request("DELETE", f"{SHELVES}/grace/model?device={vague}")
+        assert answer.status == 400, answer
+    assert (await grace.request("GET", SHELVES)).body == listed
 
     async def devices(path: str) -> list[str]:
         answer = await grace.request("DELETE", f"{SHELVES}/grace{path}")
