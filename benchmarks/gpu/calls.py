@@ -180,9 +180,12 @@ def count_lanes(sizes: Sequence[int] = LANES) -> dict[int, dict[str, Calls]]:
     sizes
         Bytes of the lanes.
     """
-    os.environ["SOFTWARE_GPU_CAPACITY"] = _CAPACITY
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        return dict(zip(sizes, pool.map(count_lane, sizes, chunksize=1), strict=True))
+    os.environ["SOFTWARE_GPU_CAPACITY"] = _CAPACITY  # which the processes read as they start
+    try:
+        with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+            return dict(zip(sizes, pool.map(count_lane, sizes, chunksize=1), strict=True))
+    finally:
+        del os.environ["SOFTWARE_GPU_CAPACITY"]
 
 
 def main() -> int:
