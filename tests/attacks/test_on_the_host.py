@@ -146,6 +146,7 @@ async def test_a_message_without_the_sessions_key_is_not_heard(scene: Scene, tmp
     assert not target.exists()
 
 
+@pytest.mark.heavy
 def test_nothing_in_the_package_can_unpickle() -> None:
     """Nothing runs text, or is imported that runs what it reads; and nothing loads arrays, which may be a pickle."""
     for path in Path(sharedkernel.__file__).parent.rglob("*.py"):
@@ -161,6 +162,7 @@ def test_nothing_in_the_package_can_unpickle() -> None:
                 assert ast.unparse(node.value) in _ONLY_READ, path
 
 
+@pytest.mark.heavy
 async def test_peers_that_say_nothing_keep_nobody_waiting(scene: Scene) -> None:
     """Connections to every socket that stay silent, or stop in the middle of a message, stand in nobody's way."""
     async with asyncio.timeout(PATIENCE):

@@ -62,6 +62,7 @@ async def endless_loop_is_interrupted(notebook: Notebook, begun: Path) -> None:
             await cell
 
 
+@pytest.mark.heavy
 def test_the_stock_server_is_as_pip_gives_it(server: StockServer) -> None:
     """No extension, and no configuration or kernel history of this machine's user."""
 

@@ -53,6 +53,7 @@ def join(stack: LocalStack, link: str) -> Client:
     return Client(stack.gateway_url, asyncio.run(accept()))
 
 
+@pytest.mark.heavy
 def test_a_class_from_its_roster_to_its_end(stack: LocalStack, tmp_path: Path) -> None:
     """Links on standard output, one a line; what else there is to say beside them."""
     roster = tmp_path / "roster.csv"
@@ -88,6 +89,7 @@ def test_a_class_from_its_roster_to_its_end(stack: LocalStack, tmp_path: Path) -
     assert json.loads(run(stack, "ada", "list", "--json", status=0).stdout)["class"] is None
 
 
+@pytest.mark.heavy
 def test_who_has_used_a_link_is_asked_about_before_another_one(stack: LocalStack, tmp_path: Path) -> None:
     """The tokens that it gave end with it, or stay good."""
     roster = tmp_path / "roster.txt"
@@ -107,6 +109,7 @@ def test_who_has_used_a_link_is_asked_about_before_another_one(stack: LocalStack
     assert "choose one" in run(stack, "ada", "invite", "maria", "--replace", "--keep", status=2).stderr
 
 
+@pytest.mark.heavy
 def test_two_classes_at_a_time_have_names(stack: LocalStack, tmp_path: Path) -> None:
     """Each command says which one it means; one that does not is told the names. Limits without effect are noted."""
     for user, group in (("maria", "morning"), ("niels", "evening")):
@@ -128,6 +131,7 @@ def test_two_classes_at_a_time_have_names(stack: LocalStack, tmp_path: Path) -> 
     assert "The class evening of 2" in run(stack, "ada", "status", status=0).stdout
 
 
+@pytest.mark.heavy
 def test_what_is_refused_is_one_sentence(stack: LocalStack, tmp_path: Path) -> None:
     """The gateway's own, or the roster's; nothing has changed then."""
     roster = tmp_path / "roster.txt"

@@ -39,6 +39,7 @@ def served(status: StatusDocument) -> set[str]:
     return {entry.name for entry in status.users if entry.attained_service_seconds and entry.iterations}
 
 
+@pytest.mark.heavy
 def test_notebooks_run_at_once_and_are_reported(stack: LocalStack, tmp_path: Path) -> None:
     """Two that work and one that fails: each is told apart, and the figures are the device's."""
     good = write_notebook(tmp_path / "good.ipynb", TRAINING, "1 + 1")

@@ -47,6 +47,7 @@ def run(stack: FileStack, folder: Path, *line: str, code: int = 0, word: str = "
     return done.stdout
 
 
+@pytest.mark.heavy
 def test_a_folder_goes_there_and_back(stack: FileStack, tmp_path: Path) -> None:
     """With what is in it, whatever that is called; what a name has of a terminal's commands is written out."""
     names = {"a.bin": os.urandom(3 * _MIB), "sub/\x1b[31mred": b"x", "sub/empty": b"", "sub/" + "n" * 255: b"long"}
@@ -67,6 +68,7 @@ def test_a_folder_goes_there_and_back(stack: FileStack, tmp_path: Path) -> None:
     run(stack, tmp_path, "ls", "data", code=1, word="there is no file data there")
 
 
+@pytest.mark.heavy
 def test_nothing_is_replaced_unasked(stack: FileStack, tmp_path: Path) -> None:
     """On either side."""
     (tmp_path / "one").write_text("first")
@@ -79,6 +81,7 @@ def test_nothing_is_replaced_unasked(stack: FileStack, tmp_path: Path) -> None:
     assert (stack.home() / "one").read_text() == "second"
 
 
+@pytest.mark.heavy
 def test_what_was_cut_goes_on(stack: FileStack, tmp_path: Path) -> None:
     """Up and down: the part that has come stays, is not listed, and is not sent again."""
     content = os.urandom(96 * _MIB)
@@ -104,6 +107,7 @@ def test_what_was_cut_goes_on(stack: FileStack, tmp_path: Path) -> None:
         assert target.stat().st_ino == inode
 
 
+@pytest.mark.heavy
 def test_a_file_that_changed_meanwhile_is_not_taken(stack: FileStack, tmp_path: Path) -> None:
     """The checksum of the whole shows that the part is of another file."""
     (tmp_path / "data").write_bytes(b"new" * 100)
@@ -117,6 +121,7 @@ def test_a_file_that_changed_meanwhile_is_not_taken(stack: FileStack, tmp_path: 
     assert (tmp_path / "back").read_bytes() == b"new" * 100
 
 
+@pytest.mark.heavy
 def test_one_download_of_a_file_at_a_time(stack: FileStack, tmp_path: Path) -> None:
     """Two would write to one file, also once that has been found right and put in its place."""
     content = os.urandom(96 * _MIB)
@@ -135,6 +140,7 @@ def test_one_download_of_a_file_at_a_time(stack: FileStack, tmp_path: Path) -> N
     assert not part.exists()
 
 
+@pytest.mark.heavy
 def test_a_full_disk_is_said(stack: FileStack, tmp_path: Path) -> None:
     """Before anything is sent, and where it fills up meanwhile; nothing half is left, and what is there can go."""
     (tmp_path / "large").write_bytes(bytes(8 * _MIB))
@@ -149,6 +155,7 @@ def test_a_full_disk_is_said(stack: FileStack, tmp_path: Path) -> None:
         run(stack, tmp_path, "rm", "small/some")
 
 
+@pytest.mark.heavy
 def test_what_cannot_be_is_one_sentence(stack: FileStack, tmp_path: Path) -> None:
     """Whatever is missing: the file, the word, the permission, the token."""
     run(stack, tmp_path, "get", "missing", code=1, word="there is no file missing there")
@@ -163,6 +170,7 @@ def resident(pid: int) -> int:
     return psutil.Process(pid).memory_info().rss
 
 
+@pytest.mark.heavy
 def test_memory_is_bounded(stack: FileStack, tmp_path: Path) -> None:
     """Of the gateway and of the user's server, while 300 MB go up and come down."""
     with (tmp_path / "huge").open("wb") as file:

@@ -33,6 +33,7 @@ def ask(url: str, body: dict[str, Any] | None = None) -> Any:
         return None
 
 
+@pytest.mark.heavy
 def test_the_first_notebook_runs(stack: LocalStack) -> None:
     """Five cells, as anybody would run them."""
     notebook = examples_directory() / "first_steps.ipynb"
@@ -77,6 +78,7 @@ def test_lab_says_how_root_may_run_it(scratch: Path) -> None:
     assert lab.stderr.endswith("`sharedkernel lab -- --allow-root`.\n")
 
 
+@pytest.mark.heavy
 def test_lab_shares_the_gpu_that_there_is(scratch: Path) -> None:
     """Nobody with a GPU means the processor, unless they say so: without its driver the sentence tells how."""
     environment = os.environ | {"TMPDIR": str(scratch), "CUDA_VISIBLE_DEVICES": "99"}

@@ -10,6 +10,8 @@ import socket
 import subprocess
 import urllib.request
 
+import pytest
+
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import COMMAND, run, shared_kernel
 
@@ -21,6 +23,7 @@ _SERVE = """if True:
 """
 
 
+@pytest.mark.heavy
 def test_a_port_is_listed_and_forwarded_until_ctrl_c(stack: LocalStack) -> None:
     """At another number where its own is taken, as on this machine, which is the host; or at the one that is named."""
 
@@ -58,6 +61,7 @@ def test_a_port_is_listed_and_forwarded_until_ctrl_c(stack: LocalStack) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.heavy
 def test_what_cannot_be_forwarded_is_said_in_a_sentence(stack: LocalStack) -> None:
     """Words that are no ports, a local port that is taken, and a gateway that is away."""
     for arguments, said in (

@@ -49,6 +49,7 @@ def test_an_admin_changes_a_quota_and_takes_it_back(stack: LocalStack) -> None:
     assert json.loads(done.stdout)["users"]["grace"]["memory"]["source"] == "built in"
 
 
+@pytest.mark.heavy
 def test_a_group_and_the_default_are_changed_and_reset(stack: LocalStack) -> None:
     """One group's alone, then all."""
     for change in ("--default --share 3", "--group staff --share 4", "--group staff --reset"):

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import end_sessions, run, shared_kernel, wait_until
 from tests.cli.test_quota import cells
@@ -21,6 +23,7 @@ def entries(stack: LocalStack, user: str) -> list[dict[str, object]]:
     return [entry for entry in to_json(stack.status())["sessions"] if entry["user"] == user]
 
 
+@pytest.mark.heavy
 def test_a_session_is_listed_offloaded_and_stopped_by_its_short_id(stack: LocalStack) -> None:
     """By its notebook's name, too; others see neither, and cannot touch it."""
     # a stack on one machine has sessions end at once
@@ -70,6 +73,7 @@ def test_a_session_is_listed_offloaded_and_stopped_by_its_short_id(stack: LocalS
         end_sessions(stack)
 
 
+@pytest.mark.heavy
 async def test_of_several_sessions_each_is_looked_at_by_itself(stack: LocalStack) -> None:
     """A name of several stops none, and says their ids; one that cannot be offloaded keeps no other from it."""
 
@@ -101,6 +105,7 @@ async def test_of_several_sessions_each_is_looked_at_by_itself(stack: LocalStack
         end_sessions(stack)
 
 
+@pytest.mark.heavy
 def test_a_session_that_was_brought_back_can_be_ended_once_it_is_shut_down_again(stack: LocalStack) -> None:
     """It has another kernel's id meanwhile, which ends with that."""
     run(stack, "ada", "quota", "grace", "--linger", "10m", status=0)

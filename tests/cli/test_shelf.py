@@ -34,6 +34,7 @@ def shelve(stack: LocalStack, user: str, code: str) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.heavy
 def test_shelves_are_listed_and_emptied_by_their_users_and_admins(stack: LocalStack) -> None:
     """By name and size, also of somebody without a session; others' are refused in the gateway's sentence."""
     nothing = "Nothing is on the shelf.\n"

@@ -20,6 +20,7 @@ def is_idle(stack: LocalStack, user: str) -> bool:
     return [entry["state"] for entry in to_json(stack.status())["sessions"] if entry["user"] == user] == ["idle"]
 
 
+@pytest.mark.heavy
 def test_status_shows_sessions_as_their_user_may_see_them(stack: LocalStack) -> None:
     """Ada reads her notebook's name; Grace sees Ada's session without it; --json is the document itself."""
 

@@ -255,6 +255,7 @@ def test_a_long_recording_is_asked_for_in_pieces() -> None:
         record_live(document, timelines(only=[]), 3601.0)
 
 
+@pytest.mark.heavy
 def test_several_devices_are_apart(tmp_path: Path) -> None:
     """From their executors' records: each with its own lanes and users, on one axis of time; or one of them alone."""
     write_log(tmp_path, contended_desk(1.0))

@@ -152,6 +152,7 @@ class Sessions(RuleBasedStateMachine):
 
 @pytest.mark.hypothesis  # which it does not have by itself, as it has more to say
 @pytest.mark.timeout(600)  # a fraction of it on a machine that does nothing else
+@pytest.mark.heavy
 class TestSessions(Sessions.TestCase):
     settings = settings(stateful_step_count=300, database=None, suppress_health_check=list(HealthCheck))
 

@@ -33,6 +33,7 @@ def users(home: Path) -> Iterator[tuple[Client, Client]]:
         yield ada, mallory
 
 
+@pytest.mark.heavy
 async def test_files_are_everybodys(users: tuple[Client, Client], home: Path) -> None:
     """By every route, as in a session; what is hidden or outside of the home is nobody's."""
     ada, mallory = users

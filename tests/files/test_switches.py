@@ -33,6 +33,7 @@ def without_files() -> Iterator[FileStack]:
         yield found
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("switch", ["files", "terminals"])
 async def test_each_is_switched_off_by_itself(switch: str, request: pytest.FixtureRequest) -> None:
     """It is refused with a sentence, and the other one works."""
@@ -78,6 +79,7 @@ async def test_connections_are_limited_and_end_with_their_token(without_terminal
         writer.close()
 
 
+@pytest.mark.heavy
 async def test_an_admin_sees_what_servers_take(without_files: FileStack) -> None:
     """In the status by user, in the metrics by kind, and how many requests there were."""
     admin = without_files.client(without_files.users[0])

@@ -27,6 +27,7 @@ async def upload(client: Client, name: str, content: bytes, query: str = "") -> 
     return (await client.request("PUT", path, raw=with_checksum(content))).status
 
 
+@pytest.mark.heavy
 async def test_files_are_listed_edited_and_fetched(stack: FileStack) -> None:
     """Jupyter's own requests work, and what they make is the user's."""
     ada = stack.client()
@@ -56,6 +57,7 @@ async def test_odd_names(stack: FileStack) -> None:
             (stack.home() / name).unlink()
 
 
+@pytest.mark.heavy
 async def test_no_path_leads_out_of_the_home(stack: FileStack) -> None:
     """Dots and absolute paths, spelt any way, by each route."""
     other = stack.home(GRACE)
@@ -70,6 +72,7 @@ async def test_no_path_leads_out_of_the_home(stack: FileStack) -> None:
             assert "of grace" not in str(answer.body)
 
 
+@pytest.mark.heavy
 async def test_links_out_of_the_home_lead_where_the_account_may(stack: FileStack, tmp_path: Path) -> None:
     """As in a notebook: at the level `users`, another user's home is closed; at `homes`, all is one account's."""
     await stack.client(GRACE).request("GET", "/api/contents")
@@ -91,6 +94,7 @@ async def test_links_out_of_the_home_lead_where_the_account_may(stack: FileStack
         assert answers[0].body == "of grace"
 
 
+@pytest.mark.heavy
 async def test_an_upload_is_whole_or_not_there(stack: FileStack) -> None:
     """It goes on where it was cut; a wrong checksum leaves nothing; a file is replaced only if that is said."""
     ada, home, content = stack.client(), stack.home(), os.urandom(300_000)
@@ -183,6 +187,7 @@ async def test_the_audit_log_has_both_names(stack: FileStack) -> None:
     assert (stack.home() / "renamed").exists()
 
 
+@pytest.mark.heavy
 @AT_HOMES
 async def test_a_refused_websocket_is_followed_by_requests_that_are_checked(stack: FileStack) -> None:
     """What comes behind it on its connection does not reach the user's server unseen."""
@@ -203,6 +208,7 @@ async def test_a_refused_websocket_is_followed_by_requests_that_are_checked(stac
     assert len(made) == 1 or not (stack.home() / "smuggled").exists()  # one that its client has cut may not be done
 
 
+@pytest.mark.heavy
 async def test_a_server_that_is_killed_is_started_again(stack: FileStack) -> None:
     """One serves a user; a fourth that would fail within a minute is not started, and that is said."""
     ada, path = stack.client(), "/api/contents"

@@ -216,6 +216,7 @@ def test_a_fingerprint_takes_an_encrypted_gateway_that_answers(tmp_path: Path) -
         assert (refused.returncode, sentence in refused.stderr) == (status, True), refused
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("extensions", [(), ("basicConstraints=CA:FALSE",)])
 def test_a_certificate_that_signed_itself_is_told_by_its_fingerprint(
     tmp_path: Path, extensions: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

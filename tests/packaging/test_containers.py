@@ -57,6 +57,7 @@ def compose(name: str = "compose.yaml") -> dict[str, Any]:
     return document
 
 
+@pytest.mark.heavy
 def test_compose_files_are_valid() -> None:
     """By the compose specification's schema."""
     files = [str(COMPOSE / name) for name in ("compose.yaml", "compose.gpu.yaml")]

@@ -111,6 +111,7 @@ def test_one_that_cannot_be_started_runs_nothing(tmp_path: Path) -> None:
     assert verdict.left_out[0].why == "its process did not start: No such file or directory"
 
 
+@pytest.mark.heavy
 def test_one_that_hangs_is_killed_and_what_it_did_counts(tmp_path: Path) -> None:
     """Within the time limit, and no process is left."""
     code = PASSES.replace("sys.argv[3:]", "sys.argv[3:6]").replace("FAILS", "[]")
@@ -127,6 +128,7 @@ def test_one_that_hangs_is_killed_and_what_it_did_counts(tmp_path: Path) -> None
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
+@pytest.mark.heavy
 def test_the_time_limit_counts_from_when_torch_is_loaded(tmp_path: Path) -> None:
     """A cold disk takes none of the steps' time; a limit of its own ends what does not load at all."""
     slow = "time.sleep(1.5)\n" + PASSES.replace("FAILS", "[]")

@@ -60,6 +60,7 @@ def following(order: list[str], page: list[str]) -> list[list[str]]:
     return [order[place : place + len(page)] for place in nexts]
 
 
+@pytest.mark.heavy
 def test_each_of_200_sessions_can_be_reached() -> None:
     """By End, by sorting and by a filter; the selected one is shown in full below."""
     sessions = [
@@ -104,6 +105,7 @@ def selected(stack: LocalStack, user: str, notebook: str) -> Iterator[Terminal]:
         yield shown
 
 
+@pytest.mark.heavy
 def test_a_session_is_offloaded_and_stopped_after_a_question(stack: LocalStack) -> None:
     """N and Escape leave it alone, y does it; only its user and admins may."""
     assert run(stack, "ada", "quota", "grace", "--linger", "10m").returncode == 0
@@ -145,6 +147,7 @@ def test_a_session_is_offloaded_and_stopped_after_a_question(stack: LocalStack) 
         end_sessions(stack)
 
 
+@pytest.mark.heavy
 def test_it_outlives_its_gateway(stack: LocalStack) -> None:
     """It says that the gateway is away, shows new figures when it is back, and ends with q."""
     with terminal(stack.client_environment("ada")) as shown:

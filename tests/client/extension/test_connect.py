@@ -157,6 +157,7 @@ def _post(
             return error.code
 
 
+@pytest.mark.heavy
 def test_the_command_removes_what_was_installed(stack: LocalStack, tmp_path: Path) -> None:
     """Kernels of other gateways stay; sessions that go on are named first."""
     places = {f"JUPYTER_{name}_DIR": str(tmp_path / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}

@@ -52,6 +52,7 @@ def test_an_installed_gateway_is_found_without_a_restart(stack: LocalStack, serv
         assert page.wait(is_connected)["user"]["name"] == "grace"
 
 
+@pytest.mark.heavy
 def test_a_token_that_is_not_accepted_is_not_shown_all_the_time(stack: LocalStack, server: JupyterServer) -> None:
     """As after a class, when thirty pages may stay open over night."""
     keep_credentials(server, stack.gateway_url, "a-wrong-token")

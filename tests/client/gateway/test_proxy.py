@@ -82,6 +82,7 @@ def test_an_answer_that_no_proxy_gives_is_one_sentence(answer: bytes, monkeypatc
         assert "does not answer in HTTP" in refusal()
 
 
+@pytest.mark.heavy
 def test_a_proxy_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only for as long as for a gateway."""
 

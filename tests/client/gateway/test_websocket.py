@@ -241,6 +241,7 @@ async def test_a_message_may_take_longer_than_a_ping() -> None:
         assert await received(await client.open()) == [b"slow"]
 
 
+@pytest.mark.heavy
 async def test_an_end_cuts_a_connection_on_which_nothing_leaves() -> None:
     """What was written waits for a server that reads nothing any more."""
     ended = asyncio.Event()

@@ -66,6 +66,7 @@ def test_nothing_typed_is_no_traceback(home: Path, stock_gateway: GatewayProcess
     assert b"Traceback" not in shown
 
 
+@pytest.mark.heavy
 def test_an_installed_kernel_works_without_any_variable(home: Path, stock_gateway: GatewayProcess) -> None:
     """Address and token are kept for its user alone, and the relay finds them.
 
@@ -101,6 +102,7 @@ def test_two_gateways_have_a_kernel_each(home: Path, stock_gateway: GatewayProce
         find_credentials("shared-gpu", {})
 
 
+@pytest.mark.heavy
 def test_in_an_image_each_hub_s_server_has_its_own_token(
     home: Path, stock_gateway: GatewayProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +149,7 @@ def test_a_hub_s_token_is_for_the_gateway_that_was_configured_for_it(home: Path)
     assert find_credentials("shared-gpu", hub) == Credentials(url="http://kept", token="kept")
 
 
+@pytest.mark.heavy
 def test_an_unreachable_gateway_is_a_warning(home: Path) -> None:
     """The laptop may be on the train."""
     url = f"http://127.0.0.1:{free_port()}"

@@ -46,6 +46,7 @@ def test_shutting_down_is_answered(notebook: Notebook) -> None:
     wait_until(lambda: not notebook.manager.is_alive())
 
 
+@pytest.mark.heavy
 def test_a_restart_begins_clean_and_a_shutdown_ends_the_session(contract_gateway: GatewayProcess) -> None:
     """The session ends with the kernel that the user restarted, a new one takes its place, and nothing is left."""
     before = contract_gateway.sessions()

@@ -126,6 +126,7 @@ def rests(notebook: Notebook) -> bool:
     return cpu_seconds(notebook.pid) - before < 0.03
 
 
+@pytest.mark.heavy
 def test_a_relay_is_small_and_idle_over_ipc_too(stock_gateway: GatewayProcess) -> None:
     """Its private memory stays below 20 MB, it loads nothing heavy, and without messages it does nothing."""
     with Notebook(stock_gateway.url, stock_gateway.token, transport="ipc") as notebook:

@@ -18,6 +18,7 @@ def refused(contract_gateway: GatewayProcess) -> Notebook:
     return Notebook(contract_gateway.url, contract_gateway.token)
 
 
+@pytest.mark.heavy
 def test_a_refusal_is_readable_and_ends_when_its_reason_does(
     contract_gateway: GatewayProcess, refused: Notebook
 ) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import re
 import signal
 
+import pytest
+
 from tests.executor.conftest import StartExecutor
 from tests.executor.dispatch.test_offloads import in_state, keep
 from tests.executor.harness import Executor, until
@@ -16,6 +18,7 @@ def seconds_told(lines: list[str]) -> list[int]:
     return [int(found[1]) for line in lines if (found := re.search(r"(\d+) s so far", line))]
 
 
+@pytest.mark.heavy
 async def test_who_waits_for_memory_is_told_for_how_long_and_shown_no_bar_that_stands_still(
     start_executor: StartExecutor,
 ) -> None:

@@ -219,6 +219,7 @@ async def refused(device: CudaDevice, limits: Limits, others: Recorder) -> str |
     return None
 
 
+@pytest.mark.heavy
 async def test_no_session_starts_on_a_gpu_that_is_gone(tmp_path: Path) -> None:
     """Status says so; when it is back sessions start again."""
     fake, recorder = FakeGpu(), Recorder()

@@ -6,6 +6,8 @@ import asyncio
 import subprocess
 import sys
 
+import pytest
+
 from sharedkernel.executor.dispatch.idleness import processor_seconds
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor
@@ -20,6 +22,7 @@ WAITS = (
 )
 
 
+@pytest.mark.heavy
 async def test_a_cell_that_waits_lets_others_compute(start_executor: StartExecutor) -> None:
     """Its turn would last for ten minutes."""
     async with Executor(start_executor(*PATIENT)) as executor:

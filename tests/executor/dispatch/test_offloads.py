@@ -84,6 +84,7 @@ sys.addaudithook(look)
 """
 
 
+@pytest.mark.heavy
 async def test_the_way_back_is_shown_under_the_cell_that_waits_for_it(process: ExecutorProcess) -> None:
     """How much is back of how much, more and more of it, and nothing any more once the cell runs."""
     async with Executor(process) as executor:
@@ -123,6 +124,7 @@ async def test_who_runs_code_is_not_offloaded(process: ExecutorProcess) -> None:
         await notebook.run("end.set(); thread.join()")
 
 
+@pytest.mark.heavy
 async def test_memory_is_taken_from_the_longest_idle_while_somebody_waits(small: ExecutorProcess) -> None:
     """And from nobody else, and not before."""
     async with Executor(small) as executor:
@@ -137,6 +139,7 @@ async def test_memory_is_taken_from_the_longest_idle_while_somebody_waits(small:
         assert (await second.run("print(total())")).text == sums[1]
 
 
+@pytest.mark.heavy
 async def test_a_cell_that_waits_to_be_restored_can_be_interrupted(start_executor: StartExecutor) -> None:
     """It is told that it waits and for what; afterwards everything is still there to come back to."""
     async with Executor(start_executor("--spares", "0", capacity="700MiB")) as executor:
@@ -193,6 +196,7 @@ async def test_what_can_never_fit_is_refused_with_who_holds_what(small: Executor
         assert (await notebook.run("print(x.item())")).text == "1.0\n"
 
 
+@pytest.mark.heavy
 async def test_a_cell_that_frees_memory_once_it_is_refused_goes_on(tmp_path: Path, small: ExecutorProcess) -> None:
     """Two have taken more than there is, where nothing asks before: what one frees then counts with its next request.
 
@@ -303,6 +307,7 @@ _LOSE_THE_REQUEST = """if True:
 """
 
 
+@pytest.mark.heavy
 async def test_who_waits_for_a_session_that_greets_anew_is_answered(process: ExecutorProcess) -> None:
     """It does not know of the request, so whoever asked is told so, and may ask again."""
     async with Executor(process) as executor:

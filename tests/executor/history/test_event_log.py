@@ -76,6 +76,7 @@ def test_the_record_takes_little_of_a_small_file_system(small_disk: Path) -> Non
     assert sum(path.stat().st_size for path in small_disk.iterdir()) < 1 << 20
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_the_record_goes_on_when_there_is_room_again(
     small_disk: Path, caplog: pytest.LogCaptureFixture, is_removed: bool

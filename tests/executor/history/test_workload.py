@@ -128,6 +128,7 @@ async def test_an_earlier_run_of_the_same_source_is_remembered_by_the_next_execu
         assert (await cell).status == "ok"
 
 
+@pytest.mark.heavy
 async def test_learned_iterations_hold_for_the_next_run_of_the_cell(process: ExecutorProcess, tmp_path: Path) -> None:
     """A loop over `sharedkernel.iterations` is known by its place: the next run is counted from its first pass."""
     async with Executor(process) as executor:

@@ -77,6 +77,7 @@ async def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() 
         await asyncio.to_thread(process.close)
 
 
+@pytest.mark.heavy
 async def test_a_session_that_was_not_yet_its_user_s_is_not_adopted(apart: ApartExecutor) -> None:
     """The executor ended between giving a spare to a user and the spare's becoming the user: it still has rights."""
     async with Executor(apart) as executor:

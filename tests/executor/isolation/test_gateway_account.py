@@ -72,6 +72,7 @@ class InTheGatewaysGroup(ApartExecutor):
         return ["setpriv", f"--regid={pwd.getpwnam(GATEWAY).pw_gid}", "--keep-groups", *super().command()]
 
 
+@pytest.mark.heavy
 async def test_an_executor_in_the_gateways_group_sets_no_bit_that_its_unit_forbids() -> None:
     """With `RestrictSUIDSGID=` the system refuses the bit; the gateway reaches its sessions all the same."""
     executor = InTheGatewaysGroup()

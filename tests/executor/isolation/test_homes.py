@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor
 from tests.executor.sessions.test_packages import make_wheel
 from tests.status.documents import to_json
 
 
+@pytest.mark.heavy
 async def test_users_do_not_come_across_each_other_s_files(start_executor: StartExecutor, tmp_path: Path) -> None:
     """Folder, history, settings and installed packages are each user's own; status says what that does not protect."""
     homes = tmp_path / "homes"

@@ -230,6 +230,7 @@ async def test_memory_is_moved_to_a_place_of_the_user_s_own(apart: ApartExecutor
         assert (await notebook.run("x.sum().item()")).text == f"{1 << 22}.0"
 
 
+@pytest.mark.heavy
 async def test_a_start_that_a_user_s_own_files_hold_up_ends(apart: ApartExecutor) -> None:
     """It is refused with a sentence that says where to look, its process is ended, and a later start is another one."""
     folder = ".ipython/profile_default/startup"

@@ -162,6 +162,7 @@ async def test_connections_that_never_greet_keep_nobody_out(apart: ApartExecutor
             resource.prlimit(pid, resource.RLIMIT_NOFILE, most)
 
 
+@pytest.mark.heavy
 async def test_a_session_that_greets_again_and_again_has_few_connections(apart: ApartExecutor) -> None:
     """Those before its last one count as if they had not greeted."""
     async with Executor(apart) as executor:

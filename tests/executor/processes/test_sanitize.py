@@ -175,6 +175,7 @@ for place in range(0, 1 << 30, 4096):
 """
 
 
+@pytest.mark.heavy
 async def test_a_session_that_has_more_than_its_quota_is_warned_and_ended(start_executor: StartExecutor) -> None:
     """What it has is seen from outside; its neighbour, within its own limit, is left alone."""
     process = start_executor("--overuse-patience", "0.5s")

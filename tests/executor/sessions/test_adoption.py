@@ -91,6 +91,7 @@ async def test_the_next_executor_knows_which_sessions_have_run_something(start_e
         assert kept == {before.session, between.session}
 
 
+@pytest.mark.heavy
 async def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess) -> None:
     """Idle, running and waiting sessions are all there for the next executor, with tensors and service."""
     async with Executor(fifo_process) as executor:
@@ -207,6 +208,7 @@ async def test_a_record_that_was_being_written_is_no_other_session(fifo_process:
         assert not [path for path in records.iterdir() if "." in path.name]
 
 
+@pytest.mark.heavy
 async def test_what_users_had_outlives_executors(fifo_process: ExecutorProcess) -> None:
     """Service, iterations and peak of sessions that ended count on, also after a kill once they are on the disk."""
 

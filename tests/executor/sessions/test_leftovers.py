@@ -57,6 +57,7 @@ async def test_a_daemon_ends_with_its_session(process: ExecutorProcess, how: str
         assert others.is_running()
 
 
+@pytest.mark.heavy
 async def test_nothing_is_left_of_an_executor_that_ends_its_sessions() -> None:
     """Daemons end with the last of its processes."""
     process = ExecutorProcess()

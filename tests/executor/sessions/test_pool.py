@@ -34,6 +34,7 @@ class _FullMachine:
         raise Refused("a session did not start: no space left on device; try again.", reason="start")
 
 
+@pytest.mark.heavy
 def test_spares_that_fail_are_tried_ever_less_often(caplog: pytest.LogCaptureFixture) -> None:
     """Each failure doubles the pause before the next fork, and says why and when; asking for more changes nothing."""
 
@@ -92,6 +93,7 @@ class _Machine(_FullMachine):
                 self.changed.clear()
 
 
+@pytest.mark.heavy
 async def test_spares_follow_demand() -> None:
     """One is there for the first user; a second start soon after brings four, a rush up to six, a quiet time one again.
 

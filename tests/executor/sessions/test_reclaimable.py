@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from sharedkernel.protocol import Limits
 from tests.executor.harness import Executor, ExecutorProcess, Notebook
 
@@ -33,6 +35,7 @@ async def a_notebook(process: ExecutorProcess) -> AsyncIterator[Notebook]:
         yield notebook
 
 
+@pytest.mark.heavy
 async def test_what_an_error_leaves_is_freed_for_the_next_cell(process: ExecutorProcess) -> None:
     """At the first try, and again; also after an interrupt, and of cycles that Python's collector has not come to."""
     async with a_notebook(process) as notebook:

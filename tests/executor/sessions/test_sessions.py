@@ -107,6 +107,7 @@ async def test_code_that_spins_in_c_is_stopped_for_others(process: ExecutorProce
         assert (await spinning.run("int(x.sum())")).text == "3"
 
 
+@pytest.mark.heavy
 async def test_interrupt_while_queued_takes_the_cell_out_of_the_queue(fifo_process: ExecutorProcess) -> None:
     """A waiting cell shows why it waits, ends with KeyboardInterrupt, and the next one works."""
     async with Executor(fifo_process) as executor:
@@ -173,6 +174,7 @@ async def test_a_crash_is_told_and_touches_nobody_else(process: ExecutorProcess,
         assert (await again.run("'y' in globals()")).text == "False"
 
 
+@pytest.mark.heavy
 async def test_a_crash_is_told_though_its_parent_does_nothing(process: ExecutorProcess) -> None:
     """Until a process is reaped, the system itself tells how it ended."""
     async with Executor(process) as executor:

@@ -36,6 +36,7 @@ def isolation(tmp_path: Path) -> Isolation:
     return Isolation(IsolationOptions(isolate="off", homes=str(tmp_path / "homes")), folder)
 
 
+@pytest.mark.heavy
 async def test_one_serves_a_user_of_all_executors(isolation: Isolation, tmp_path: Path) -> None:
     """The second executor finds the first's; it outlives the one that has started it."""
     first, second = UserServers(isolation, tmp_path), UserServers(isolation, tmp_path)
@@ -51,6 +52,7 @@ async def test_one_serves_a_user_of_all_executors(isolation: Isolation, tmp_path
         second.end()
 
 
+@pytest.mark.heavy
 async def test_an_idle_one_ends(isolation: Isolation, tmp_path: Path) -> None:
     """Not while a connection is open; the next request starts another, and no failure is counted."""
     servers = UserServers(isolation, tmp_path, idle_seconds=0.5)

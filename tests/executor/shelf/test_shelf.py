@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from sharedkernel.paths import SHELF_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.executor.conftest import StartExecutor
@@ -40,6 +42,7 @@ async def test_a_shelf_outlives_crashes_of_kernels(process: ExecutorProcess) -> 
         assert (await notebook.run("del shelf['model']; list(shelf)")).text == "[]"
 
 
+@pytest.mark.heavy
 async def test_a_shelf_outlives_executors_and_all_sessions(start_executor: StartExecutor) -> None:
     """Also what is off it and still in use stays charged; the files are what safetensors' own programs read."""
     own_process = start_executor()

@@ -88,6 +88,7 @@ async def test_what_is_not_there_cannot_be_taken_off(process: ExecutorProcess, n
         assert (refused.value.reason, str(refused.value)) == ("not_shelved", sentence)
 
 
+@pytest.mark.heavy
 async def test_an_executor_of_an_earlier_version_is_not_asked_for_what_it_does_not_know(
     start_executor: StartExecutor, tmp_path: Path
 ) -> None:

@@ -253,6 +253,7 @@ async def test_names_and_users_lead_nowhere_else() -> None:
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.heavy
 async def test_names_are_bounded() -> None:
     """In length, so that a listing fits into a packet, and in number; a listing of the most of the longest comes."""
     async with at_a_desk(quota=1000 * PAGE, device=1000 * PAGE) as desk:

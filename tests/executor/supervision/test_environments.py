@@ -49,6 +49,7 @@ async def test_sessions_run_where_they_were_asked_to(process: ExecutorProcess, p
             await executor.notebook(environment="third")
 
 
+@pytest.mark.heavy
 async def test_what_is_installed_in_one_environment_is_not_in_another(process: ExecutorProcess, tmp_path: Path) -> None:
     """`%pip install` is for the user's sessions of the same environment."""
     wheel = make_wheel(tmp_path)

@@ -109,6 +109,7 @@ WarmParent(sys.argv[1], "", patience=0.5).run()
 """
 
 
+@pytest.mark.heavy
 def test_it_ends_once_no_executor_has_come_for_a_while(scratch: Path) -> None:
     """Its executor was killed; while one is connected it waits for as long as that takes."""
     path = scratch / "warm.sock"

@@ -70,6 +70,7 @@ async def parents(directory: Path, *, patience: float = PATIENCE) -> AsyncIterat
         found.page.close()
 
 
+@pytest.mark.heavy
 async def test_one_is_not_taken_for_hung_by_an_executor_that_was_stopped_itself(scratch: Path) -> None:
     """Its answer has come, behind others, when the executor goes on."""
     async with parents(scratch, patience=1.0) as found:
@@ -104,6 +105,7 @@ async def test_one_that_does_not_answer_is_replaced(scratch: Path) -> None:
         session.kill()
 
 
+@pytest.mark.heavy
 async def test_one_that_does_not_answer_ends_with_its_executor(scratch: Path) -> None:
     """Told to quit, it has a while for that; an executor that stops does not wait for it for ever."""
     async with parents(scratch, patience=1.0) as found:

@@ -84,6 +84,7 @@ async def test_the_new_tokens_of_an_address_are_checked_a_few_at_a_time(num_wron
     assert len(under_way) == 21
 
 
+@pytest.mark.heavy
 async def test_a_guesser_locks_out_nobody_behind_the_same_address(stack: Stack) -> None:
     """Many guesses are answered with 429 and when to try again; a token that nobody has used yet works all the same."""
     stack.gateway.stop()  # which has seen mary's token before

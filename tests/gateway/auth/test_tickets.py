@@ -79,6 +79,7 @@ def test_a_key_is_refused_that_others_can_read_or_guess(tmp_path: Path) -> None:
         check_host_name("a/b")
 
 
+@pytest.mark.heavy
 async def test_a_host_believes_its_own_tickets_only(host: Stack) -> None:
     """Forged, expired, misused tickets and those of another host get 403."""
     bad = [
@@ -101,6 +102,7 @@ async def test_a_host_believes_its_own_tickets_only(host: Stack) -> None:
     assert (await admin.request("GET", f"/api/kernels/{kernel}")).status == 200
 
 
+@pytest.mark.heavy
 async def test_a_websocket_outlives_its_ticket(host: Stack) -> None:
     """Its front is to close it; the host checks tokens many times a second here, and this ticket is expired at once."""
     grace = Client(host.gateway_url, ticket())

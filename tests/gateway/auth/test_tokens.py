@@ -177,6 +177,7 @@ def test_a_moment_to_come_is_written_as_people_write_it(tmp_path: Path) -> None:
     assert not (tmp_path / "tokens.json").exists()
 
 
+@pytest.mark.heavy
 def test_the_command_adds_lists_and_removes(tmp_path: Path) -> None:
     """All that are named or none, until a date if there is one; one of several tokens by how it begins."""
     path = tmp_path / "tokens.json"

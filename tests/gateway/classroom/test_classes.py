@@ -136,6 +136,7 @@ def test_a_restart_and_a_reload_change_nothing(stack: Stack) -> None:
     run(joins(code))
 
 
+@pytest.mark.heavy
 def test_the_clock_ends_a_class_while_the_gateway_is_away(stack: Stack) -> None:
     """Its sessions end when the gateway is back and has found them."""
 
@@ -159,6 +160,7 @@ def test_the_clock_ends_a_class_while_the_gateway_is_away(stack: Stack) -> None:
     assert kept_classes(stack) == {}
 
 
+@pytest.mark.heavy
 async def test_sessions_are_told_once_of_the_end(stack: Stack) -> None:
     """However often the gateway looks; again when the end moves."""
     codes = await begin(stack, "maria")
@@ -225,6 +227,7 @@ async def test_what_new_users_have_on_their_shelves_goes_with_the_class(stack: S
     assert (await ada.request("DELETE", "/sharedkernel/api/shelves/linus")).status == 200
 
 
+@pytest.mark.heavy
 async def test_shelves_on_an_executor_that_is_away_are_cleared_once_it_is_back(stack: Stack) -> None:
     """Until then the class is being ended."""
     ada = stack.client("ada")

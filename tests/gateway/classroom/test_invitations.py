@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 
+import pytest
+
 from tests.gateway.classroom.conftest import CLASS, PAGE, accept, begin, join
 from tests.gateway.client import Answer, Client
 from tests.gateway.conftest import Stack, run, wait_for
@@ -54,6 +56,7 @@ async def test_whose_link_was_replaced_has_not_joined(stack: Stack) -> None:
     assert await joined() == ["maria", "niels"]
 
 
+@pytest.mark.heavy
 def test_an_invitation_opens_again_in_its_browser_until_the_command_has_run(stack: Stack) -> None:
     """Each time with another token in the place of the first; a restart of the gateway changes nothing."""
     file = stack.directory / "sharedkernel_class.json"

@@ -109,6 +109,7 @@ def test_quotas_of_a_group_that_nobody_can_be_in_are_warned_of(tmp_path: Path, i
         assert checked.stderr.startswith(f"sharedkernel: {path}, line 6: policy is 'fare'; write one of 'fair'")
 
 
+@pytest.mark.heavy
 def test_what_a_hubs_service_lacks_is_said(tmp_path: Path) -> None:
     """Its name is a fault, as at a start; the hub's address may be the usual one, and files may say both."""
     path = tmp_path / "config.py"

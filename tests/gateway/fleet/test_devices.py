@@ -11,6 +11,7 @@ from tests.gateway.devices import DEVICES, KEEP, devices_of, execute, keep, star
 from tests.status.documents import to_json
 
 
+@pytest.mark.heavy
 async def test_sessions_go_where_there_is_least_to_do(devices: Stack) -> None:
     """One each, then where one has gone; sessions being started count, so that five at once are spread."""
     grace = devices.client("grace")

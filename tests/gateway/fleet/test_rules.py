@@ -71,6 +71,7 @@ def test_an_invalid_file_is_taken_for_empty(tmp_path: Path, content: str) -> Non
     assert UserColours(path).get("ada") == COLOURS[0]
 
 
+@pytest.mark.heavy
 def test_a_colour_is_the_same_for_all_viewers_and_days() -> None:
     """In an admin's document, a user's, and that of widgets; who came first keeps theirs whoever comes and goes."""
     in_order = dict(zip(("linus", "grace", "ada"), COLOURS, strict=False))

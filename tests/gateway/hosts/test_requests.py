@@ -97,6 +97,7 @@ async def test_a_request_that_was_not_sent_may_be_sent_to_another_host(requests:
     assert not isinstance(away.value, HostUnreached)
 
 
+@pytest.mark.heavy
 async def test_a_host_that_hangs_delays_no_other(requests: HostRequests) -> None:
     """Nor takes their connections."""
     async with host("h1") as hung, host("h2") as other:

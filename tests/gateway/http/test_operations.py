@@ -83,6 +83,7 @@ async def test_metrics_tell_memory_waits_decisions_and_refusals(stack: Stack) ->
     assert total(after, "sharedkernel_gateway_loop_lag_seconds_count") > 0
 
 
+@pytest.mark.heavy
 async def test_metrics_and_readiness_say_when_the_executor_is_away(stack: Stack) -> None:
     """The gateway is alive, not ready; its own figures are there. So it is of one that hangs, but for the sentence."""
     ada, process = stack.client("ada"), stack.executor.process

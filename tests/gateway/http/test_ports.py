@@ -148,6 +148,7 @@ def often_pinging() -> Iterator[Stack]:
         yield stack  # type: ignore[misc]
 
 
+@pytest.mark.heavy
 async def test_a_client_that_goes_away_leaves_nothing_behind(often_pinging: Stack, tmp_path: Path) -> None:
     """By the second ping, however much of what it has sent the program has not taken; one that stays is pinged on."""
     stack = often_pinging
@@ -222,6 +223,7 @@ async def test_fifty_megabytes_pass_each_way(stack: Stack) -> None:
     assert psutil.Process(process.pid).memory_info().rss - before < 24 * _MEBIBYTE
 
 
+@pytest.mark.heavy
 async def test_many_connections_at_a_time_and_no_more(stack: Stack) -> None:
     """All work beside each other and beside notebooks; one too many is refused with a sentence, as long as it is."""
     allow_many_descriptors()

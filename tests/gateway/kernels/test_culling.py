@@ -58,6 +58,7 @@ async def test_idle_means_that_nothing_runs(stack: Stack) -> None:
         stack.reload(old)  # without what was PUT
 
 
+@pytest.mark.heavy
 async def test_nobody_is_ended_without_a_warning(stack: Stack) -> None:
     """Even where all is due at once, as when the time is shortened to less than has passed."""
     old = stack.config_path.read_text()

@@ -254,6 +254,7 @@ async def test_what_was_asked_of_a_process_does_not_run_in_the_next(own_stack: S
     await grace.end(kernel)
 
 
+@pytest.mark.heavy
 def test_a_cell_that_outlives_the_gateway_is_found_busy_and_its_outputs_kept(own_stack: Stack) -> None:
     """What is printed after the new gateway came waits for the user; the session is not taken for idle."""
     grace = own_stack.client("grace")

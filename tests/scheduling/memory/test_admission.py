@@ -196,6 +196,7 @@ def test_domains_that_do_not_fit_together_share_the_time() -> None:
     assert device.desk.attained("ada") + device.desk.attained("bob") == pytest.approx(100)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("config", [{}, {"policy": "fifo", "backfill": True}], ids=["fair", "backfill"])
 def test_a_stream_of_small_cells_does_not_starve_a_large_one(config: dict[str, object]) -> None:
     """However many small ones come, the large one is admitted after the patience and what then runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ def waits(device: Device) -> Mapping[str, float]:
     return {name: max([*n.memory_waits, *pending[name]]) for name, n in device.notebooks.items()}
 
 
+@pytest.mark.heavy
 @given(crowd=crowds(), policy=st.sampled_from(["fair", "srtf", "las", "gittins"]))
 def test_nobody_waits_longer_than_a_turn_of_each(crowd: tuple[list[Notebook], int, float], policy: str) -> None:
     """With n endless trainings of equal shares: n * (quantum + transfer)."""
@@ -68,6 +70,7 @@ def test_nobody_waits_longer_than_a_turn_of_each(crowd: tuple[list[Notebook], in
     assert all(notebook.memory_waits for notebook in notebooks)
 
 
+@pytest.mark.heavy
 @given(crowd=crowds(), shares=st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=6, max_size=6))
 def test_larger_shares_wait_less(crowd: tuple[list[Notebook], int, float], shares: list[float]) -> None:
     """With unequal shares: (sum of the shares / own share + 1) * (quantum + transfer)."""
@@ -86,6 +89,7 @@ def test_larger_shares_wait_less(crowd: tuple[list[Notebook], int, float], share
         assert longest <= (sum(by_user.values()) / by_user[name] + 1) * turn
 
 
+@pytest.mark.heavy
 @given(
     count=st.integers(1, 4),
     moving=st.sampled_from([0.02, 1.0]),
@@ -126,6 +130,7 @@ def short_cells(name: str, *, persistent: int, ephemeral: int, growth: int, iter
     return Notebook(name=name, persistent=persistent * MIB, cells=cells)
 
 
+@pytest.mark.heavy
 @given(
     persistent=st.integers(300, 700),
     unmovable=st.sampled_from([100, 150, 200]),

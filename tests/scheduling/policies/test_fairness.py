@@ -236,6 +236,7 @@ def test_what_was_attained_before_a_restart_is_no_debt() -> None:
     assert desk.now < 0.1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("other", "share"), [(1.0, 0.5), (1.0, 4.0), (0.25, 1.0)])
 def test_short_rests_save_up_no_credit(other: float, share: float) -> None:
     """A minute in which somebody wanted little of their share is no reason for them to have more later."""

@@ -55,6 +55,7 @@ def test_the_guide_has_a_row_for_each(name: str) -> None:
     assert POLICIES[name].summary.rstrip(".") in row.split("|")[2]
 
 
+@pytest.mark.heavy
 def test_a_module_is_all_that_a_new_policy_takes(tmp_path: Path) -> None:
     """The help of commands, the configuration and the simulator know it."""
     package = tmp_path / "sharedkernel"

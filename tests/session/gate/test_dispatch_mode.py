@@ -67,6 +67,7 @@ def test_an_error_keeps_no_operand() -> None:
     assert is_there() is None
 
 
+@pytest.mark.heavy
 def test_it_leaves_the_users_modes_in_order(noticed: list[int]) -> None:
     """Put in and taken out under two modes of the user's, which then leave in order."""
     mode = DeviceMode(lambda: noticed.append(1))

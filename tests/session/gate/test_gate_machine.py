@@ -375,6 +375,7 @@ def subject() -> Iterator[GateUnderTest]:
         subject.close()
 
 
+@pytest.mark.heavy
 def test_the_gate_does_what_its_tables_say(subject: GateUnderTest) -> None:
     """Its standing, its page, its messages and its mode, after each step."""
     GateMachine.subject = subject

@@ -13,6 +13,8 @@ import signal
 import threading
 import time
 
+import pytest
+
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Turn, Word
 from tests.session.harness import PATIENCE, SessionUnderTest
@@ -280,6 +282,7 @@ def _wait_until_idle(session: SessionUnderTest, seed: int) -> None:
         threading.Event().wait(0.02)
 
 
+@pytest.mark.heavy
 def test_random_threads() -> None:
     until = time.monotonic() + SECONDS
     with SessionUnderTest() as session:

@@ -76,6 +76,7 @@ def until_asked(session: SessionUnderTest, since: int) -> protocol.DeviceWantedR
     return session.wait_for(protocol.DeviceWantedReport, since, lambda wanted: wanted.growth > 0)
 
 
+@pytest.mark.heavy
 def test_a_cell_computes_while_a_thread_waits_for_memory(session: SessionUnderTest) -> None:
     """It runs to its end, and the thread then asks again."""
     withheld, since = Withheld(session), session.mark
@@ -89,6 +90,7 @@ def test_a_cell_computes_while_a_thread_waits_for_memory(session: SessionUnderTe
     assert session.run("print(results.get(timeout=60))")["text"] == "75000000.0\n"
 
 
+@pytest.mark.heavy
 def test_a_thread_computes_while_a_cell_waits_for_memory(session: SessionUnderTest) -> None:
     withheld, since = Withheld(session), session.mark
     session.run("t = start(compute)")
@@ -102,6 +104,7 @@ def test_a_thread_computes_while_a_cell_waits_for_memory(session: SessionUnderTe
     assert session.run("stopped.set(); t.join(); print(steps > 10)")["text"] == "True\n"
 
 
+@pytest.mark.heavy
 def test_nobody_is_given_way_to_while_room_is_made(session: SessionUnderTest, tmp_path: Path) -> None:
     """Others' memory would be moved for nothing."""
     withheld, since, late = Withheld(session), session.mark, tmp_path / "late"
@@ -122,6 +125,7 @@ def test_nobody_is_given_way_to_while_room_is_made(session: SessionUnderTest, tm
     assert session.run("print(results.get(timeout=60))")["text"] == "75000000.0\n"
 
 
+@pytest.mark.heavy
 def test_a_refusal_ends_the_wait_and_an_interrupt_that_of_a_cell(session: SessionUnderTest) -> None:
     withheld, since = Withheld(session), session.mark
     session.run("t = start(compute)")

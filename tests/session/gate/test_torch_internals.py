@@ -29,6 +29,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", TIGHT + code], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.heavy
 def test_threads_are_made_while_there_is_room() -> None:
     """A tensor that then takes all memory that is allowed does not end the process."""
     without = run(COMPUTE)
@@ -38,6 +39,7 @@ def test_threads_are_made_while_there_is_room() -> None:
     assert (made.returncode, made.stdout) == (0, f"{(48 << 20) * ((48 << 20) - 1) // 2}\n"), made.stderr
 
 
+@pytest.mark.heavy
 def test_a_forked_child_does_not_wait_for_threads_that_it_has_not_got() -> None:
     """It computes in one, whether its parent had computed or not."""
     ended = run("""
@@ -54,6 +56,7 @@ print(torch.get_num_threads())
     assert (ended.returncode, ended.stdout) == (0, f"{2.0 * (1 << 20)} 1\n4\n"), ended.stderr
 
 
+@pytest.mark.heavy
 def test_without_a_limit_none_are_needed() -> None:
     """What is forked then may compute as in a stock kernel."""
     ended = run("""

@@ -223,6 +223,7 @@ def test_a_lane_shrinks_at_once_where_the_device_is_nearly_full(desk: Desk, tmp_
     assert desk.store.account().lanes == {LANE: lane_bytes(90 * MIB)}
 
 
+@pytest.mark.heavy
 def test_without_room_for_survivors_their_pages_are_kept(desk: Desk, tmp_path: Path) -> None:
     """The grant goes all the same, and the rest of the lane is free; the next turn has a lane again."""
     session = Session(desk, tmp_path, "p")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 
+import pytest
+
 from sharedkernel import protocol
 from tests.session.harness import SessionUnderTest
 
@@ -50,6 +52,7 @@ def test_a_limit_that_stays_is_the_error_that_it_was(session: SessionUnderTest) 
     assert session.run("import torch; print(torch.ones(1 << 20).sum().item())")["text"] == f"{float(1 << 20)}\n"
 
 
+@pytest.mark.heavy
 def test_a_map_that_cannot_be_made_is_reported_as_none(session: SessionUnderTest) -> None:
     """What was asked for it is taken back at once."""
     session.limit(256 << 20)  # room for both heaps to grow: without, small objects may fail before the map does

@@ -42,6 +42,7 @@ def resident_bytes() -> int:
     raise AssertionError
 
 
+@pytest.mark.heavy
 def test_memory_is_freed_and_comes_back_where_it_was(directory: Path) -> None:
     """64 MiB are free while they are away; afterwards addresses, versions and values are as before."""
     gc.collect()
@@ -96,6 +97,7 @@ def test_a_graph_built_before_gives_the_same_gradients_after(directory: Path) ->
     assert all(torch.equal(one, other) for one, other in zip(undisturbed, disturbed, strict=True))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OSError])
 def test_a_restore_cut_short_anywhere_leaves_everything_away(directory: Path, error: type[BaseException]) -> None:
     """At each of twenty random points: still away and readable, and the next attempt brings it back."""
@@ -134,6 +136,7 @@ def test_it_comes_back_under_a_limit_lower_than_what_the_process_has(directory: 
     assert all(bool((tensor == 1).all()) for tensor in tensors)
 
 
+@pytest.mark.heavy
 def test_the_address_space_is_as_before(directory: Path) -> None:
     """Mappings join again: a session may be offloaded any number of times."""
     tensors = [torch.ones(MIB // 8) for _ in range(200)]
@@ -285,6 +288,7 @@ def run_python(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_a_file_that_lost_its_bytes_is_a_clear_error(tmp_path: Path) -> None:
     """A disk that does not give back what it took: told, and what is still there stays away for another attempt."""
     done = run_python(
@@ -310,6 +314,7 @@ def test_a_file_that_lost_its_bytes_is_a_clear_error(tmp_path: Path) -> None:
     assert values == "[0.0, 1.0]"
 
 
+@pytest.mark.heavy
 def test_it_comes_back_whatever_limit_is_set_at_its_end(tmp_path: Path) -> None:
     """One under which a thread can be made, but not take its first steps, has nobody wait for it."""
     code = """

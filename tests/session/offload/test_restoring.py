@@ -61,6 +61,7 @@ def test_a_cell_runs_only_once_its_memory_is_back(session: SessionUnderTest) -> 
     assert kinds[-1] == "CellClosed"
 
 
+@pytest.mark.heavy
 def test_a_wait_for_room_is_told_and_can_be_interrupted(session: SessionUnderTest) -> None:
     """The notebook shows why and the place; after an interrupt the session is offloaded, and the next cell restores."""
     session.offload()
@@ -184,6 +185,7 @@ def test_what_touches_no_objects_leaves_them_away(
     assert session.kinds(since) == []
 
 
+@pytest.mark.heavy
 def test_what_gave_way_in_a_cell_asks_again_until_it_is_back(session: SessionUnderTest) -> None:
     """It can neither go on nor end without its memory: each refusal of it is reported, and a new answer awaited."""
     since, grant = session.mark, session.on_wanted
