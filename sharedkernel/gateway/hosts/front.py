@@ -329,7 +329,9 @@ class Front:
             raise QuotaExceeded(explain_session_limit(user, allowed, existing))
 
     def _num_sessions(self, user: str) -> int:
-        return sum(host.of(user).sessions for host in self.hosts.all())
+        # A summary may be older than the requests that are under way.
+        numbers = ((host.of(user).sessions, self._num_starting[user, host.name]) for host in self.hosts.all())
+        return sum(map(max, numbers))
 
     def _lost_start(self, user: str, client_key: str) -> Host | None:
         """Return the host that may have started a session for a client without its hearing of it; None: there is none.
