@@ -313,7 +313,7 @@ def read_token_use(tokens_file: Path) -> dict[str, str]:
     """
     with contextlib.suppress(OSError, msgspec.DecodeError):  # nothing depends on it
         found = msgspec.json.decode(_use_path(tokens_file).read_bytes(), type=dict)
-        return found.get("used", found)  # as an earlier version has written it
+        return msgspec.convert(found.get("used", found), dict[str, str])  # under that name in an earlier version
     return {}
 
 
