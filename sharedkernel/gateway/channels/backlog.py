@@ -15,8 +15,8 @@ from typing import Any
 from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.jupyter.wire import read_object
 
-#: updates that are searched for values that a later one of their comm sets again; older ones are kept
-_MOST_UPDATES = 1000
+#: updates of one comm, and of all, that are searched for values that a later one sets again; older ones are kept
+_MOST_OF_COMM, _MOST_UPDATES = 64, 1000
 
 #: the client is not known, since the gateway found the session running: the first client of its user gets everything
 ANYBODY = ""
@@ -87,7 +87,8 @@ class Backlog:
     def _drop_outdated(self, number: int, message_type: str, content: dict[str, Any], *, has_buffers: bool) -> None:
         comm = str(content.get("comm_id"))
         values = _values_set(content) if message_type == "comm_msg" and not has_buffers else None
-        for earlier, left in [(each, left) for each, (of, left) in self._updates.items() if of == comm]:
+        known = [(each, left) for each, (of, left) in self._updates.items() if of == comm]
+        for earlier, left in known if values is None else known[-_MOST_OF_COMM:]:
             if values is None:  # updates before this message must not be replaced by ones after it
                 del self._updates[earlier]
             elif left <= values:

@@ -145,7 +145,7 @@ class ShelfHandler(GatewayHandler):
         if device is None:
             return list(executors)
         only = None if executors.several else executors[next(iter(executors))].device
-        if only is not None and device == only.kind:  # as a front names it
+        if only is not None and device == only.kind and self.current_user.is_vouched_for:  # as a front names it
             return list(executors)
         if not device or device not in executors:
             known = ", ".join(filter(None, executors)) or "none, since there is only one"
