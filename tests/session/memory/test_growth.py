@@ -111,7 +111,7 @@ tries = []
 def hungry(x: torch.Tensor) -> torch.Tensor:
     tries.append(1)
     if len(tries) == 1:
-        print("runs", flush=True)
+        print("runs\\n", end="", flush=True)  # in one piece
         while not os.path.exists({path!r}):
             time.sleep(0.01)
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory: "
