@@ -99,7 +99,7 @@ class ClusterUpApp(RayCommandApp):
         help="Private directory on each host where gateway and executors meet. Default: the account's usual one."
     )
     supervised = Bool(False, help="Start nothing: systemd or a container does. The agents only say what runs where.")
-    single_user = Bool(False, help="One person uses the whole cluster, so that nobody has to be kept apart.")
+    single_user = Bool(False, help="One person uses the whole cluster: do not keep users apart.")
     insecure = Bool(
         False, help="Go on where a cluster is open to others, and say so: they own every session. For experiments."
     )

@@ -189,7 +189,7 @@ def _damaged(where: str) -> SharedKernelError:
 
 
 class _Replay:
-    """A scheduler that is told what the executor's was told.
+    """A scheduler that gets the events which the executor's has recorded.
 
     Parameters
     ----------

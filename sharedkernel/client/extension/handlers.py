@@ -184,7 +184,7 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def initialize(self, follower: Follower) -> None:
         """Take what every page needs."""
         self._follower = follower
-        #: what was sent last, and what is to be the last
+        #: the view that was sent last, and the newest one
         self._sent = self._newest = ""
         self._sending: asyncio.Task[None] | None = None
 

@@ -335,7 +335,7 @@ class FrontHistoryHandler(FrontHandler):
 
 
 class FrontShelvesHandler(FrontHandler):
-    """``/sharedkernel/api/shelves``: the entries on the shelves of all hosts."""
+    """``/sharedkernel/api/shelves``: the entries on the shelves of all hosts, everybody's or one user's."""
 
     @web.authenticated
     async def get(self, user: str = "", name: str = "") -> None:
@@ -396,7 +396,7 @@ class FrontShelfHandler(FrontShelvesHandler):
                 done[host_name] = json.loads(answer.body)
         if failed:
             raise HostAway(f"taken off on {', '.join(done)} alone: {failed[0]}" if done else failed[0])
-        if not done:  # a mistake of the user's, or nobody has such an entry
+        if not done:  # the request is wrong, or no host has such an entry
             pass_on(self, cast("HTTPResponse", next(iter(answers.values()))))
             return
         removed = [

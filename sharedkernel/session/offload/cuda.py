@@ -92,7 +92,7 @@ class StorageOffload(PendingOffload):
                     storage.copy_(kept)
                 done += kept.nbytes()
         except BaseException as error:
-            self._empty()  # nobody has written to what is back, so it can go again without another copy
+            self._empty()  # unchanged since it came back, so it can go again without another copy
             if isinstance(error, RuntimeError):
                 raise _not_back(self.size, str(error).splitlines()[0]) from error
             raise

@@ -39,7 +39,7 @@ HELLO = protocol.SessionHello(
 
 
 def test_who_does_not_come_keeps_what_they_had() -> None:
-    """The file is written whole: whoever is away is in it as before."""
+    """The file is written as a whole, and keeps the totals of users who are away."""
     users, away = Users(), UserTotals(user="ada", attained=2.0, iterations=3, peak_bytes=4)
     users.recall([away], {})
     users.set_limits(Limits(user="grace"))
