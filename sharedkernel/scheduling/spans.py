@@ -137,8 +137,7 @@ class SpanTracker:
                 span = self._begin(now, session, activity)
                 if activity in _MEMORY_WAITS:
                     span.needed = scheduler.needed(name)
-                self._doing[name] = _Doing(span=span, iterations=session.stats.iterations, is_revoked=is_revoked)
-                continue
+                doing = self._doing[name] = _Doing(span=span, iterations=session.stats.iterations, is_revoked=False)
             if is_revoked and not doing.is_revoked:
                 doing.span.revoked_at = now
             doing.is_revoked = is_revoked

@@ -59,6 +59,17 @@ def test_a_turn_and_the_wait_for_it_are_spans() -> None:
     assert first.track != last.track  # each has a lane of its own
 
 
+def test_a_grant_revoked_in_the_event_that_gave_it_is_told_so() -> None:
+    """Both are new to who looks after the event."""
+    watched = Watched()
+    watched.desk.begin("ada", ephemeral=100)
+    watched.desk.now = 1.0
+    watched.desk.begin("bob", ephemeral=100)
+    watched.at(1.5).release("ada")
+    watched.look()
+    assert watched.spans[0].revoked_at == 1.0
+
+
 def test_waiting_for_memory_is_told_from_waiting_for_a_turn() -> None:
     """A session that does not fit waits; what is under way ends now, for who asks."""
     watched = Watched(capacity=100)

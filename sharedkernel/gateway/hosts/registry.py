@@ -310,7 +310,7 @@ def merge_hosts(documents: Mapping[str, StatusDocument], hosts: Sequence[Host], 
         Rule that chooses the host of a new session.
     """
     parts = {
-        place: _of_host(host.name, _with_devices(documents[host.name]), is_alone=len(hosts) == 1)
+        place: _of_host(host.name, _with_devices(documents[host.name], host), is_alone=len(hosts) == 1)
         for place, host in enumerate(sorted(hosts, key=lambda host: host.name))
         if host.name in documents
     }
@@ -323,11 +323,12 @@ def merge_hosts(documents: Mapping[str, StatusDocument], hosts: Sequence[Host], 
     )
 
 
-def _with_devices(document: StatusDocument) -> StatusDocument:
-    """Return the document as that of several devices, also where there is only one."""
+def _with_devices(document: StatusDocument, host: Host) -> StatusDocument:
+    """Return the document of *host* as that of several devices, also where there is only one."""
     if document.devices is not UNSET:
         return document
-    name = document.device.kind  # the executor's own name for it is its description
+    # The executor's own name for it is its description.
+    name = str(host.devices[0].id).partition("/")[2] if host.devices else document.device.kind
     return merge({name: document}, {}, [name], "")
 
 

@@ -133,8 +133,9 @@ def test_a_front_that_has_just_started_does_not_say_that_a_kernel_is_gone(tmp_pa
 
 
 def full_summary(name: str, **fields: bool) -> HostSummary:
+    device = msgspec.structs.replace(PROCESSOR, name="cuda:1") if name == "h2" else PROCESSOR
     return HostSummary(
-        name=name, address=f"http://{name}:1", version="1.2", devices=[PROCESSOR],
+        name=name, address=f"http://{name}:1", version="1.2", devices=[device],
         users={"ada": UserSummary(sessions=3)}, ray=RaySummary(is_in=True, has_adopted=True), **fields,
     )  # fmt: skip
 
@@ -166,6 +167,8 @@ def test_each_host_has_an_entry(tmp_path: Path) -> None:
     assert (first.state_words(), first.ray_words()) == ("answers", "in Ray, adopted")
     assert second.state_words() == "answers, draining"
     assert {lane.host for lane in status.lanes} == {"h1"}
+    # each by the name that its host gives it, also where that is a host's only one
+    assert {entry.name for entry in status.devices or ()} == {"away0", "h1/host", "h2/cuda:1"}
 
 
 def test_a_terminal_shows_the_hosts_and_where_each_session_is(tmp_path: Path) -> None:
@@ -178,7 +181,7 @@ def test_a_terminal_shows_the_hosts_and_where_each_session_is(tmp_path: Path) ->
     view = sessions_view(status)
     assert [column.name for column in view.columns][3:5] == ["host", "device"]
     places = {row.key: [text.plain for text in row.cells[2:5]] for row in view.rows}
-    assert places["d4"] == ["1st in line on h2", "h2", "host"]
+    assert places["d4"] == ["1st in line on h2", "h2", "cuda:1"]
     assert places["c3"] == ["2nd in line (memory) on h1", "h1", "host"]
     assert view.arranged(column="host", reverse=True)[0].key == "d4"
     assert lanes_view(status).rows[0].cells[0].plain == "h1"
