@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 
 #: seconds after which an absent executor is logged; one that started together with the gateway imports torch first
 _EXECUTOR_PATIENCE = 10.0
+#: milliseconds between pings of a client: pings and answers of 200 idle ones at 30 s were a third of what the gateway
+#: computed, and proxies close what was silent for 50 s (HAProxy) or 60 s (nginx)
+_PING_INTERVAL = 45_000
 
 
 class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
@@ -230,6 +233,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             settings["connect_user_server"] = partial(connect_at_host, front)
         # a terminal is on one host, and a front knows of none on which
         settings["serves_files"], settings["serves_terminals"] = self.files, self.terminals and not self.front
+        settings.setdefault("ws_ping_interval", _PING_INTERVAL)
         settings["request_patience"] = self.request_patience
         settings["timeline_requests"] = TimelineRequests()
         settings["usage_history"] = self._usage_history = UsageHistory(manager.status)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +30,7 @@ class TooManyWebsockets(Refused):
 
 
 class JupyterPingMixin:
-    """Leaves pings to Jupyter, which pings a client every 30 s and waits 90 s for an answer.
+    """Leaves pings to Jupyter, which waits for an answer for three intervals.
 
     tornado would ping as well, but takes Jupyter's milliseconds for seconds, and warns of a timeout above the interval.
     """
@@ -47,11 +48,16 @@ class JupyterPingMixin:
         return ClientProtocol(self, False, protocol.params)  # type: ignore[arg-type]
 
     def send_ping(self) -> None:
-        """Ping, and again by a timer: the task that tornado starts for each ping costs several times the ping."""
+        """Ping, and again by a timer: the task that tornado starts for each ping costs several times the ping.
+
+        The second one comes at any time of the interval: after a restart all clients come back together, and all their
+        pings would come at once for ever.
+        """
         super().send_ping()  # type: ignore[misc]
         if self.ping_callback is not None:
             self.ping_callback.stop()
-            self._next_ping = asyncio.get_running_loop().call_later(self.ping_interval / 1000, self.send_ping)
+            seconds = self.ping_interval / 1000 * (random.random() if self._next_ping is None else 1.0)
+            self._next_ping = asyncio.get_running_loop().call_later(seconds, self.send_ping)
 
     def on_close(self) -> None:
         """Stop pinging; Jupyter would stop at the next ping only, and keep this handler until then."""
