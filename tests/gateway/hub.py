@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 import subprocess
 import urllib.error
 import urllib.request
@@ -132,10 +131,10 @@ class Hub:
 
         wait_for(answers)
 
-    def stop(self, signum: int = signal.SIGKILL) -> None:
+    def stop(self) -> None:
         """End it; nobody is logged out by that."""
         if self._process is not None:
-            self._process.send_signal(signum)
+            self._process.kill()
             self._process.wait()
             self._process = None
 

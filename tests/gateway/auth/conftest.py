@@ -12,6 +12,8 @@ from sharedkernel.local_stack import free_port
 from tests.gateway.conftest import Stack, clean_gateway
 from tests.gateway.hub import SERVICE, Hub
 
+#: fewer than by default: tests go beyond it
+MOST_WRONG_TOKENS = 15
 QUOTAS = {"default": {"memory": "25%"}, "groups": {"class": {"share": 2, "sessions": 1}, "staff": {"share": 3}}}
 
 
@@ -22,6 +24,7 @@ class HubStack(Stack):
         config = (
             "c.SharedKernelGateway.identity = 'jupyterhub'\n"
             "c.SharedKernelGateway.hub_cache_seconds = 1\n"
+            f"c.SharedKernelGateway.max_failed_logins = {MOST_WRONG_TOKENS}\n"
             f"c.HubAuth.api_url = {hub.api_url!r}\n"
             f"c.HubAuth.access_scopes = {{'access:services!service={SERVICE}'}}\n"
             f"c.HubAuth.hub_host = {hub.url.removesuffix('/hub')!r}\n"
@@ -36,6 +39,7 @@ class HubStack(Stack):
         """Return *user*'s hub token; the stack itself asks as rosa."""
         name = "rosa" if user == "nobody" else user
         if name not in self._kept:
+            self.hub.wait_until_ready()  # the stack starts beside it
             self._kept[name] = self.hub.token(name)
         return self._kept[name]
 
@@ -56,7 +60,6 @@ def whole_hub_stack() -> Iterator[HubStack]:
         )
         try:
             hub.start()
-            hub.wait_until_ready()
             with HubStack(hub, port) as stack:
                 yield stack
         finally:
