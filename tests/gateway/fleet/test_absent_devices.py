@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import get_args
 
 import psutil
@@ -13,14 +13,46 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.paths import EXECUTOR_SOCKET, WARM_PARENT_SOCKET, device_directory
-from tests.gateway.conftest import Stack, run, wait_for
+from tests.gateway.conftest import Stack, wait_for
 from tests.gateway.devices import STATUS, devices_of, execute, start_on_each, status_of, until
 
 pytestmark = pytest.mark.heavy
 
 
+@contextlib.asynccontextmanager
+async def only_greeting(stack: Stack, device: str) -> AsyncIterator[None]:
+    """Have something in the place of the executor of *device* that greets the gateway, and then hangs."""
+    path = device_directory(stack.runtime_directory, device) / EXECUTOR_SOCKET
+    about = protocol.Device(name=device, kind="host", capacity_bytes=1 << 30, reserve_bytes=0)
+    requests = [kind.__name__ for kind in get_args(protocol.FromGateway)]
+    welcome = protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=about, requests=requests)
+    asked, writers = asyncio.Event(), []
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.read(65536)
+        writer.write(protocol.encode(welcome))
+        while await reader.read(65536):
+            asked.set()
+
+    path.unlink(missing_ok=True)
+    server = await asyncio.start_unix_server(greet, path)
+    try:
+        await asked.wait()
+        yield
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
+        path.unlink(missing_ok=True)
+
+
 async def test_an_executor_that_is_away_concerns_its_own_sessions_only(devices: Stack) -> None:
-    """They cannot be ended or restarted, though their cells run on; everything else works, and it is said."""
+    """They cannot be ended or restarted, though their cells run on; everything else works, and it is said.
+
+    One that hangs after its greeting keeps nobody waiting: which sessions it has, it may say later.
+    """
     grace = devices.client("grace")
     executor = devices.executors["host:1"]
 
@@ -43,46 +75,14 @@ async def test_an_executor_that_is_away_concerns_its_own_sessions_only(devices: 
     assert "--device host:1" in away["message"]
     assert (await grace.request("POST", f"/api/kernels/{here}/restart")).status == 200
     new = [await grace.start(), await grace.start()]
-    assert await devices_of(devices, *new) == ["host", "host"]
     assert (await grace.request("GET", f"/api/kernels/{'0' * 8}-0000-0000-0000-{'0' * 12}")).status == 404
+    async with only_greeting(devices, "host:1"):
+        new += await asyncio.gather(grace.start(KERNEL_CLIENT_KEY="place"), grace.start())
+        assert await devices_of(devices, *new) == ["host"] * 4
     executor.start()
     await until(lambda: is_available(devices))
     assert await devices_of(devices, lost) == ["host:1"]
     assert await execute(grace, lost, "print(os.getpid(), x + 1)") == f"{pid} 42"
-
-
-async def test_an_executor_that_hangs_after_its_greeting_keeps_nobody_waiting(devices: Stack) -> None:
-    """Sessions are started on the other one; which sessions it has, it may say later."""
-    grace = devices.client("grace")
-    executor = devices.executors["host:1"]
-    path = device_directory(devices.runtime_directory, "host:1") / EXECUTOR_SOCKET
-    device = protocol.Device(name="host:1", kind="host", capacity_bytes=1 << 30, reserve_bytes=0)
-    requests = [kind.__name__ for kind in get_args(protocol.FromGateway)]
-    welcome = protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, requests=requests)
-
-    asked, writers = asyncio.Event(), []
-
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
-        await reader.read(65536)
-        writer.write(protocol.encode(welcome))
-        while await reader.read(65536):
-            asked.set()
-
-    executor.kill()
-    await until(lambda: is_away(devices))
-    path.unlink(missing_ok=True)
-    server = await asyncio.start_unix_server(greet, path)
-    try:
-        await asked.wait()
-        kernels = await asyncio.gather(grace.start(KERNEL_CLIENT_KEY="place"), grace.start())
-        assert await devices_of(devices, *kernels) == ["host", "host"]
-    finally:
-        server.close()
-        for writer in writers:
-            writer.close()
-            await writer.wait_closed()
-        path.unlink(missing_ok=True)
 
 
 async def is_away(stack: Stack) -> bool:
@@ -95,40 +95,54 @@ async def is_available(stack: Stack) -> bool:
     return not await is_away(stack)
 
 
-def test_a_gateway_serves_before_all_executors_are_there(devices: Stack) -> None:
-    """New sessions go to the one that is; what may be on the other is not called unknown until it is back."""
+async def test_a_gateway_serves_before_all_executors_are_there(devices: Stack) -> None:
+    """New sessions go to the one that is; what may be on the other is not called unknown until it is back.
+
+    Then it has adopted all: same ids, same processes, same devices; one's client finds its own.
+    """
     grace, linus = devices.client("grace"), devices.client("linus")
-    kernels = asyncio.run(start_on_each(devices, grace))
+    kernels = await start_on_each(devices, grace)
+    own = await grace.start(KERNEL_CLIENT_KEY="place")
+    pids = {
+        kernel: await execute(grace, kernel, "import os; x = 41; print(os.getpid())")
+        for kernel in (*kernels.values(), own)
+    }
     devices.executors["host:1"].kill()
-    own = asyncio.run(linus.start())
+    other = await linus.start()
     devices.gateway.kill()
     devices.restart_gateway()
-
-    async def scenario() -> None:
-        assert await devices_of(devices, await grace.start()) == ["host"]
-        # A list without some of her kernels would make a stock client give them up; others' lists are whole.
-        answer = await grace.request("GET", "/api/kernels")
+    new = await grace.start()
+    assert await devices_of(devices, new) == ["host"]
+    # A list without some of her kernels would make a stock client give them up; others' lists are whole.
+    path = f"/api/kernels/{kernels['host:1']}"
+    for asked, sentence in (("/api/kernels", " yet, which had sessions of yours"), (path, "")):
+        answer = await grace.request("GET", asked)
         assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
-        assert "the executor of host:1 yet, which had sessions of yours" in answer.body["message"]
-        assert [model["id"] for model in (await linus.request("GET", "/api/kernels")).body] == [own]
-        answer = await grace.request("GET", f"/api/kernels/{kernels['host:1']}")
-        assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
-        assert "the executor of host:1" in answer.body["message"]
-        devices.executors["host:1"].start()
-        path = f"/api/kernels/{kernels['host:1']}"
-        while (await grace.request("GET", path)).status == 503:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        assert (await grace.request("GET", path)).status == 200
-        listed = {model["id"] for model in (await grace.request("GET", "/api/kernels")).body}
-        assert listed > set(kernels.values())
-
-    run(scenario())
+        assert f"the executor of host:1{sentence}" in answer.body["message"]
+    assert [model["id"] for model in (await linus.request("GET", "/api/kernels")).body] == [other]
+    devices.executors["host:1"].start()
+    while (await grace.request("GET", path)).status == 503:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    assert (await grace.request("GET", path)).status == 200
+    assert {model["id"] for model in (await grace.request("GET", "/api/kernels")).body} == {*pids, new}
+    assert await grace.start(KERNEL_CLIENT_KEY="place") == own
+    assert await devices_of(devices, *kernels.values()) == list(kernels)
+    for kernel, pid in pids.items():
+        assert await execute(grace, kernel, "print(os.getpid(), x + 1)") == f"{pid} 42"
 
 
 async def test_an_executor_that_hangs_is_named_and_holds_up_nobody_else(devices: Stack) -> None:
-    """Readiness names its device; whatever concerns the other one, or all, is answered meanwhile."""
+    """Readiness names its device; whatever concerns the other one, or all, is answered meanwhile.
+
+    Who has a shelf there waits: a session elsewhere would be without it for good.
+    """
     ada, grace = devices.client("ada"), devices.client("grace")
-    kernel = (await start_on_each(devices, grace))["host"]
+    there = (await start_on_each(devices, grace))["host:1"]
+    await execute(grace, there, "import torch; from sharedkernel import shelf; shelf['x'] = torch.ones(3)")
+    more = await grace.start()
+    assert await devices_of(devices, more) == ["host:1"], "though there is more to do"
+    assert await execute(grace, more, "from sharedkernel import shelf; print(shelf['x'].sum())") == "tensor(3.)"
+    kernel = await ada.start()
     with stopped(devices, "host:1"):
         while (answer := await ada.request("GET", "/readyz")).status == 200:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -137,9 +151,10 @@ async def test_an_executor_that_hangs_is_named_and_holds_up_nobody_else(devices:
         entries = {entry["name"]: entry for entry in (await status_of(devices))["devices"]}
         assert [entries[name]["available"] for name in ("host", "host:1")] == [True, False]
         assert "does not answer" in entries["host:1"]["message"]
-        kernels = await asyncio.gather(grace.start(), grace.start())
-        assert await devices_of(devices, *kernels) == ["host"] * 2
-        assert await execute(grace, kernel, "1 + 1") == "2"
+        starting = asyncio.create_task(grace.start())
+        kernels = [kernel, *await asyncio.gather(ada.start(), ada.start())]
+        assert await devices_of(devices, *kernels) == ["host"] * 3
+        assert await execute(ada, kernel, "1 + 1") == "2"
         quotas = {"users": {"mary": {"memory": "1MiB"}}}
         requests = (
             ada.request("PUT", "/sharedkernel/api/quotas", quotas),
@@ -147,10 +162,15 @@ async def test_an_executor_that_hangs_is_named_and_holds_up_nobody_else(devices:
             ada.request("GET", "/metrics"),
         )
         assert [answer.status for answer in await asyncio.gather(*requests)] == [200] * 3
-        assert (await grace.request("DELETE", f"/api/kernels/{kernel}")).status == 204
+        for each in kernels:
+            await ada.end(each)
+        assert not starting.done()
     await until(lambda: is_available(devices))
     policies = (await ada.request("GET", "/sharedkernel/api/policy")).body["devices"]
     assert policies == {"host": "fifo", "host:1": "fifo"}
+    assert await devices_of(devices, await starting) == ["host:1"]
+    await execute(grace, there, "del shelf['x']")
+    assert await devices_of(devices, await grace.start()) == ["host"]
 
 
 async def test_a_session_is_started_when_executors_that_all_hung_go_on(devices: Stack) -> None:
@@ -163,24 +183,6 @@ async def test_a_session_is_started_when_executors_that_all_hung_go_on(devices: 
         assert "none of the executors" in answer.body["message"]
         assert not starting.done()
     assert await execute(grace, await starting, "1 + 1") == "2"
-
-
-async def test_who_has_a_shelf_waits_for_an_executor_that_hangs(devices: Stack) -> None:
-    """A session elsewhere would be without it for good; others are placed elsewhere meanwhile."""
-    grace, linus = devices.client("grace"), devices.client("linus")
-    kernels = await start_on_each(devices, grace)
-    await execute(grace, kernels["host:1"], "import torch; from sharedkernel import shelf; shelf['x'] = torch.ones(3)")
-    there = await grace.start()
-    assert await devices_of(devices, there) == ["host:1"], "though there is more to do"
-    assert await execute(grace, there, "from sharedkernel import shelf; print(shelf['x'].sum())") == "tensor(3.)"
-    with stopped(devices, "host:1"):
-        starting = asyncio.create_task(grace.start())
-        await until(lambda: is_away(devices))
-        assert await devices_of(devices, await linus.start()) == ["host"]
-        assert not starting.done()
-    assert await devices_of(devices, await starting) == ["host:1"]
-    await execute(grace, kernels["host:1"], "del shelf['x']")
-    assert await devices_of(devices, await grace.start()) == ["host"]
 
 
 @contextlib.contextmanager

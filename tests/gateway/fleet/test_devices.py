@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.gateway.conftest import Stack, run, wait_for
+from tests.gateway.conftest import Stack, wait_for
 from tests.gateway.devices import DEVICES, KEEP, devices_of, execute, keep, start_on_each, status_of
-from tests.status.documents import to_json
 
 
 @pytest.mark.heavy
@@ -68,20 +67,18 @@ async def test_all_that_can_be_done_to_a_session_reaches_its_executor(devices: S
     assert (await status_of(devices))["sessions"] == []
 
 
-async def test_the_number_of_sessions_is_limited_over_all_devices(devices: Stack) -> None:
-    """Two allowed: one on each device, and no third anywhere, at once or later."""
+async def test_quotas_hold_over_all_devices_or_on_each(devices: Stack) -> None:
+    """Two sessions allowed: one on each device, and no third anywhere, at once or later.
+
+    Half of the device's memory is half of each; what is kept on one leaves the other's quota as it was.
+    """
     linus = devices.client("linus")
     answers = await asyncio.gather(*(linus.request("POST", "/api/kernels", {}) for _ in range(4)))
     assert sorted(answer.status for answer in answers) == [201, 201, 429, 429]
     kernels = [answer.body["id"] for answer in answers if answer.status == 201]
     assert sorted(await devices_of(devices, *kernels)) == DEVICES
     assert (await linus.request("POST", "/api/kernels", {})).status == 429
-
-
-async def test_a_memory_quota_holds_on_each_device(devices: Stack) -> None:
-    """Half of the device is half of each; what is kept on one leaves the other's quota as it was."""
-    linus = devices.client("linus")
-    for kernel in (await start_on_each(devices, linus)).values():
+    for kernel in kernels:
         await execute(linus, kernel, KEEP.format(300))
         async with linus.attach(kernel) as channels:
             reply = await channels.run("more = torch.ones(400 << 18)")
@@ -92,62 +89,14 @@ async def test_a_memory_quota_holds_on_each_device(devices: Stack) -> None:
     assert user["quota_bytes"] == 1 << 30
 
 
-@pytest.mark.heavy
-def test_a_new_gateway_adopts_the_sessions_of_all_devices(devices: Stack) -> None:
-    """Same ids, same processes, same devices; one's client finds its own."""
-    grace = devices.client("grace")
-    pids: dict[str, str] = {}
-
-    async def before() -> dict[str, str]:
-        kernels = await start_on_each(devices, grace)
-        own = await grace.start(KERNEL_CLIENT_KEY="place")
-        for kernel in [*kernels.values(), own]:
-            pids[kernel] = await execute(grace, kernel, "import os; x = 41; print(os.getpid())")
-        return {**kernels, "own": own}
-
-    kernels = asyncio.run(before())
-    devices.gateway.kill()
-    devices.restart_gateway()
-
-    async def after() -> None:
-        assert await grace.start(KERNEL_CLIENT_KEY="place") == kernels.pop("own")
-        assert {model["id"] for model in (await grace.request("GET", "/api/kernels")).body} == set(pids)
-        assert await devices_of(devices, *kernels.values()) == list(kernels)
-        for kernel, pid in pids.items():
-            assert await execute(grace, kernel, "print(os.getpid(), x + 1)") == f"{pid} 42"
-
-    run(after())
-
-
 def test_the_rule_may_be_changed_while_the_gateway_serves_and_the_devices_may_not(devices: Stack) -> None:
     """A reload says which is which; a rule that there is not changes nothing."""
-    old = devices.config_path.read_text()
-    try:
-        assert "was read again" in devices.reload(f"{old}\nc.SharedKernelGateway.placement = 'horus'\n")
+    usual = devices.config_path.read_text()
+    for rule, news in (("horus", "was read again"), ("chance", "placement is 'chance'; write one of 'least-loaded'")):
+        assert news in devices.reload(f"{usual}\nc.SharedKernelGateway.placement = {rule!r}\n")
         assert asyncio.run(status_of(devices))["placement"] == "horus"
-        news = devices.reload(f"{old}\nc.SharedKernelGateway.placement = 'chance'\n")
-        assert "placement is 'chance'; write one of 'least-loaded'" in news
-        assert asyncio.run(status_of(devices))["placement"] == "horus"
-        seen = len(devices.gateway_log())
-        devices.reload(f"{old}\nc.SharedKernelGateway.executors.append('host:2')\n")
-        wait_for(lambda: "restart the gateway" in devices.gateway_log()[seen:])
-        assert "(sessions run on): c.SharedKernelGateway.executors\n" in devices.gateway_log()[seen:]
-        assert len(asyncio.run(status_of(devices))["devices"]) == 2
-    finally:
-        devices.reload(old)
-
-
-@pytest.mark.heavy
-def test_the_only_executor_is_found_whichever_device_it_serves() -> None:
-    """No gateway needs to be told of a single device, and status is as it always was."""
-    with Stack(users=["ada"], devices=["host:1"], capacity="1GiB", executor_arguments=["--spares", "0"]) as stack:
-
-        async def scenario() -> None:
-            ada = stack.client("ada")
-            assert await execute(ada, await ada.start(), "1 + 1") == "2"
-
-        run(scenario())
-        status = to_json(stack.status())
-        assert status["device"]["name"].startswith("host:1 (")
-        assert "devices" not in status
-        assert "device" not in status["sessions"][0]
+    seen = len(devices.gateway_log())
+    devices.reload(f"{usual}\nc.SharedKernelGateway.executors.append('host:2')\n")
+    wait_for(lambda: "restart the gateway" in devices.gateway_log()[seen:])
+    assert "(sessions run on): c.SharedKernelGateway.executors\n" in devices.gateway_log()[seen:]
+    assert len(asyncio.run(status_of(devices))["devices"]) == 2

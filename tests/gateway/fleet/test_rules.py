@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sharedkernel.gateway.fleet.rules import COLOURS, UserColours
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
+from tests.status.documents import to_json
 
 #: prints what widgets are shown
 IN_SESSION = """
@@ -62,41 +63,31 @@ def test_users_get_the_next_free_colour_and_keep_it(tmp_path: Path) -> None:
     assert sorted(many.choose(f"student{number}") for number in range(100)) == sorted(COLOURS * 2)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"colours": {"ada": 7}}', "\xff"])
-def test_an_invalid_file_is_taken_for_empty(tmp_path: Path, content: str) -> None:
-    """And replaced by the next choice."""
-    path = tmp_path / "colours.json"
-    path.write_text(content, encoding="latin-1")
-    assert UserColours(path).choose("ada") == COLOURS[0]
-    assert UserColours(path).get("ada") == COLOURS[0]
-
-
 @pytest.mark.heavy
-def test_a_colour_is_the_same_for_all_viewers_and_days() -> None:
-    """In an admin's document, a user's, and that of widgets; who came first keeps theirs whoever comes and goes."""
-    in_order = dict(zip(("linus", "grace", "ada"), COLOURS, strict=False))
+async def test_a_colour_is_the_same_for_all_viewers_and_days() -> None:
+    """In an admin's document, a user's, and that of widgets; who came first keeps theirs whoever comes and goes.
 
-    async def come() -> None:
-        linus, grace, ada = (own_stack.client(user) for user in in_order)
+    The only executor is found whichever device it serves: status is as it always was.
+    """
+    in_order = dict(zip(("linus", "grace", "ada"), COLOURS, strict=False))
+    # quotas name a user who is never there
+    quotas = {"users": {"aaron": {"sessions": 1}}}
+    with Stack(users=["ada", "grace", "linus"], devices=["host:1"], capacity="2GiB", quotas=quotas) as stack:
+        linus, grace, ada = (stack.client(user) for user in in_order)
         first = await linus.start()
         await grace.start()
         await linus.end(first)
         kernel = await ada.start()
         for viewer in in_order:
-            assert await colours_for(own_stack, viewer) == in_order
+            assert await colours_for(stack, viewer) == in_order
         async with ada.attach(kernel) as channels:
             assert json.loads((await channels.run(IN_SESSION))["text"]) == in_order
-
-    async def look() -> None:
-        await own_stack.client("linus").start()
+        stack.gateway.stop()
+        stack.restart_gateway()
+        await linus.start()
         for viewer in in_order:
-            assert await colours_for(own_stack, viewer) == in_order
-
-    # quotas name a user who is never there
-    with Stack(
-        users=["ada", "grace", "linus"], capacity="2GiB", quotas={"users": {"aaron": {"sessions": 1}}}
-    ) as own_stack:
-        run(come())
-        own_stack.gateway.stop()
-        own_stack.restart_gateway()
-        run(look())
+            assert await colours_for(stack, viewer) == in_order
+        status = to_json(stack.status())
+    assert status["device"]["name"].startswith("host:1 (")
+    assert "devices" not in status
+    assert "device" not in status["sessions"][0]
