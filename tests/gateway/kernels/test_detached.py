@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.gateway.kernels.detached import _CLIENT_PATIENCE
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 from tests.gateway.devices import until
 from tests.gateway.kernels.conftest import (
     NOTEBOOK,
     OLDER_BACK,
     attach,
-    end_at_once,
     has_given_way,
     is_left,
     kernels,
@@ -26,48 +25,52 @@ from tests.gateway.kernels.conftest import (
 )
 
 
-@pytest.mark.parametrize("meanwhile", ["gateway", "executor"])
-def test_a_session_that_was_shut_down_is_brought_back(lingering_stack: Stack, meanwhile: str) -> None:
-    """Hidden from the kernels API, told of by the notebook's next session, and back under that one's kernel id."""
+async def test_a_session_that_was_shut_down_is_brought_back(lingering_stack: Stack) -> None:
+    """Hidden from the kernels API, told of by the notebook's next session, and back under that one's kernel id.
+
+    Whichever services are killed meanwhile; afterwards, too, a gateway knows it by the kernel id that its client has.
+    """
     ada = lingering_stack.client("ada")
-    old = asyncio.run(leave(ada, "x = 41"))
-    if meanwhile == "gateway":
-        lingering_stack.gateway.kill()
-        lingering_stack.restart_gateway()
-    else:
-        lingering_stack.executor.kill()
-        lingering_stack.executor.start()
-        lingering_stack.executor.wait_until_ready()
-        lingering_stack.gateway.wait_until_ready()
-
-    async def scenario() -> None:
-        assert await kernels(ada) == []
-        assert (await ada.request("GET", f"/api/kernels/{old}")).status == 404
-        entry = (await sessions(ada))[old]
-        assert entry["lingering"]
-        assert 500 < entry["lingering_seconds"] <= 600
-        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="new")
-        async with ada.attach(new) as channels:
-            first = await channels.run("'x' in globals()")
-            assert "%shared attach" in first["text"]
-            assert first["text"].endswith("False")
-            assert "a.ipynb: shut down; stays for ~" in (await channels.run("%shared"))["text"]
-            await attach(channels)
-            assert (await channels.run("x + 1"))["text"] == "42"
-        await has_given_way(ada, new)
-        assert await kernels(ada) == [new]
-        assert await ada.start(KERNEL_CLIENT_KEY="new") == new
-        status = await sessions(ada)
-        assert (list(status), status[old]["kernel_id"], status[old]["lingering"]) == ([old], new, False)
-        assert status[old]["lingering_seconds"] is None
-        await end_at_once(ada)
-        assert await sessions(ada) == {}
-
-    run(scenario())
+    old = await leave(ada, "x = 41")
+    lingering_stack.gateway.kill()
+    lingering_stack.restart_gateway()
+    lingering_stack.executor.kill()
+    lingering_stack.executor.start()
+    lingering_stack.executor.wait_until_ready()
+    lingering_stack.gateway.wait_until_ready()
+    assert await kernels(ada) == []
+    assert (await ada.request("GET", f"/api/kernels/{old}")).status == 404
+    entry = (await sessions(ada))[old]
+    assert entry["lingering"]
+    assert 500 < entry["lingering_seconds"] <= 600
+    new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="new")
+    async with ada.attach(new) as channels:
+        first = await channels.run("'x' in globals()")
+        assert "%shared attach" in first["text"]
+        assert first["text"].endswith("False")
+        assert "a.ipynb: shut down; stays for ~" in (await channels.run("%shared"))["text"]
+        await attach(channels)
+        await until(lambda: rests(ada, new))
+        assert (await channels.run("x + 1"))["text"] == "42"
+    await has_given_way(ada, new)
+    lingering_stack.gateway.kill()
+    lingering_stack.restart_gateway()
+    assert await kernels(ada) == [new]
+    assert await ada.start(KERNEL_CLIENT_KEY="new") == new
+    status = await sessions(ada)
+    assert (list(status), status[old]["kernel_id"], status[old]["lingering"]) == ([old], new, False)
+    assert status[old]["lingering_seconds"] is None
+    async with ada.attach(new) as channels:
+        assert (await channels.run("x + 1"))["text"] == "42"
+        assert (await ada.request("POST", f"/api/kernels/{new}/restart")).status == 200
+        assert (await channels.run("'x' in globals()"))["text"] == "False"
 
 
 async def test_a_page_brings_back_what_was_shut_down(lingering_stack: Stack) -> None:
-    """By one request; not while a cell runs, and nothing where there is no earlier session. Others may not."""
+    """By one request; not while a cell runs, and nothing where there is no earlier session. Others may not.
+
+    It is idle then, whatever was not heard of its last cell: one that is busy for ever is never culled or drained.
+    """
     ada, grace = lingering_stack.client("ada"), lingering_stack.client("grace")
 
     await leave(ada, "x = 41")
@@ -75,80 +78,25 @@ async def test_a_page_brings_back_what_was_shut_down(lingering_stack: Stack) -> 
     path = f"/sharedkernel/api/sessions/{new}/attach"
     assert (await grace.request("POST", path)).status == 404
     async with ada.attach(new) as channels:
+
+        async def bring_back(x: str) -> None:
+            assert (await ada.request("POST", path)).status == 204
+            restarting = await channels.until("status", execution_state="restarting")
+            assert restarting[-1]["content"]["attached"] is True
+            await until(lambda: rests(ada, new))
+            assert (await channels.run("x"))["text"] == x
+
         cell = await channels.send("execute_request", {"code": "while True: pass", "silent": False})
         await channels.until("status", cell, execution_state="busy")
         answer = await ada.request("POST", path)
         assert (answer.status, answer.body["message"][:35]) == (409, "a cell runs in this notebook; inter")
         assert (await ada.request("POST", f"/api/kernels/{new}/interrupt")).status == 204
         await channels.until("status", cell, execution_state="idle")
-        assert (await ada.request("POST", path)).status == 204
-        restarting = await channels.until("status", execution_state="restarting")
-        assert restarting[-1]["content"]["attached"] is True
-        assert (await channels.run("x + 1"))["text"] == "42"
+        await bring_back("41")
         answer = await ada.request("POST", path)
         assert (answer.status, answer.body["reason"]) == (404, "session_not_found")
-    await end_at_once(ada)
-
-
-async def test_a_session_that_was_brought_back_idle_is_idle(lingering_stack: Stack) -> None:
-    """Whatever was not heard of its last cell: one that is busy for ever is never culled, and never drained."""
-    ada = lingering_stack.client("ada")
-
-    await leave(ada, "x = 41")
-    new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
-    async with ada.attach(new) as channels:
-        await attach(channels)
-        await until(lambda: rests(ada, new))
-        await has_given_way(ada, new)
-        first = next(iter(await sessions(ada)))
-    await leave(ada, "x = 42")
-    async with ada.attach(new) as channels:
-        await attach(channels)
-        assert (await channels.run("x"))["text"] == "42"
-    await has_given_way(ada, first)
-    await end_at_once(ada)
-
-
-async def test_who_was_away_is_told_who_shut_the_session_down(lingering_stack: Stack) -> None:
-    """And that it can be brought back. Others learn nothing."""
-    ada, grace, mary = [lingering_stack.client(user) for user in ("ada", "grace", "mary")]
-    kernel = await grace.start(KERNEL_NOTEBOOK=NOTEBOOK)
-    async with grace.attach(kernel) as channels:
-        assert (await channels.run("x = 41"))["status"] == "ok"
-    assert (await ada.request("DELETE", f"/api/kernels/{kernel}")).status == 204
-    told = await grace.request("GET", f"/api/kernels/{kernel}/channels")
-    assert (told.status, "shut down by ada. `%shared attach` brings it back" in told.body["message"]) == (404, True)
-    for other in (ada, mary):
-        answer = await other.request("GET", f"/api/kernels/{kernel}/channels")
-        assert (answer.status, "shut down" in str(answer.body)) == (404, False)
-    await end_at_once(grace)
-
-
-def test_a_kernel_whose_session_was_brought_back_outlives_gateways(lingering_stack: Stack) -> None:
-    """The next gateway knows it by the kernel id that its client has, and restarts and interrupts it by that."""
-    ada = lingering_stack.client("ada")
-
-    async def begin() -> str:
-        await leave(ada, "x = 41")
-        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
-        async with ada.attach(new) as channels:
-            await attach(channels)
-        await has_given_way(ada, new)
-        return new
-
-    new = asyncio.run(begin())
-    lingering_stack.gateway.kill()
-    lingering_stack.restart_gateway()
-
-    async def scenario() -> None:
-        assert await kernels(ada) == [new]
-        async with ada.attach(new) as channels:
-            assert (await channels.run("x + 1"))["text"] == "42"
-            assert (await ada.request("POST", f"/api/kernels/{new}/restart")).status == 200
-            assert (await channels.run("'x' in globals()"))["text"] == "False"
-        await end_at_once(ada)
-
-    run(scenario())
+        await leave(ada, "x = 42")
+        await bring_back("42")
 
 
 @pytest.mark.heavy
@@ -170,76 +118,44 @@ async def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(
         await attach(channels, OLDER_BACK)
         await has_given_way(ada, quick)
         go_on.touch()
-        while "another page or program has it open" not in told:
+        while "another page or program has it open, or it has ended. Close it there, then run" not in told:
             told = (await waiting.until("stream", name="stderr"))[-1]["content"]["text"]
         assert (await channels.run("x + 1"))["text"] == "42"
         assert (await waiting.run("y, 'x' in globals()"))["text"].endswith("(1, False)")
-    await end_at_once(ada)
 
 
-@pytest.mark.heavy
-async def test_a_session_left_by_its_client_is_brought_back_too(lingering_stack: Stack) -> None:
-    """As when a Jupyter server was killed, or the notebook is opened on another machine; one in use is not taken."""
-    ada = lingering_stack.client("ada")
-
-    old = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="here")
-    async with contextlib.AsyncExitStack() as opened, ada.attach(old) as left:
-        await left.run("x = 41")
-        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="there")
-        channels = await opened.enter_async_context(ada.attach(new))
-        refused = (await channels.run("%shared attach"))["text"]
-        assert "Another session of this notebook is open in another page or program" in refused
-        while "Close it there, then run `%shared attach` again" not in refused:
-            refused = (await channels.until("stream", name="stderr"))[-1]["content"]["text"]
-        left.socket.close()
-        await until(lambda: is_left(ada, old))
-        await attach(channels)
-        assert (await channels.run("x + 1"))["text"] == "42"
-    await has_given_way(ada, new)
-    assert await kernels(ada) == [new]
-    await end_at_once(ada)
-
-
-def test_of_several_that_were_left_the_last_started_is_brought_back(lingering_stack: Stack) -> None:
+async def test_of_several_that_were_left_the_last_started_is_brought_back(lingering_stack: Stack) -> None:
     """Also by a gateway that was not there, and not what was shut down before."""
     ada = lingering_stack.client("ada")
-
-    async def begin() -> None:
-        await leave(ada, "x = 0")  # shut down, before the user went on in those that were left
-        for number in (1, 2):
-            kernel = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=str(number))
-            async with ada.attach(kernel) as channels:
-                await channels.run(f"x = {number}")
-
-    asyncio.run(begin())
+    await leave(ada, "x = 0")  # shut down, before the user went on in those that were left
+    for number in (1, 2):
+        kernel = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=str(number))
+        async with ada.attach(kernel) as channels:
+            await channels.run(f"x = {number}")
     lingering_stack.gateway.kill()
     lingering_stack.restart_gateway()
-
-    async def scenario() -> None:
-        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
-        async with ada.attach(new) as channels:
-            await attach(channels)
-            assert (await channels.run("x"))["text"] == "2"
-        await has_given_way(ada, new)
-        await end_at_once(ada)
-
-    run(scenario())
+    async with ada.attach(await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)) as channels:
+        await attach(channels)
+        assert (await channels.run("x"))["text"] == "2"
 
 
 async def test_one_that_is_just_being_left_is_waited_for(lingering_stack: Stack) -> None:
     """The relay of a killed Jupyter server goes a moment later: an older session would not be what the user had."""
     ada = lingering_stack.client("ada")
 
-    older, last, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "abc"]
+    older, last = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "ab"]
     async with ada.attach(older) as channels:
         await channels.run("x = 1")
-    async with ada.attach(last) as left, ada.attach(new) as channels:
+    async with ada.attach(last) as left, contextlib.AsyncExitStack() as opened:
         await left.run("x = 2")
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="c")
+        channels = await opened.enter_async_context(ada.attach(new))
         asked_at = time.monotonic()
         await channels.send("execute_request", {"code": "%shared attach", "silent": False})
         told = ""
         while f"if it is closed there within {_CLIENT_PATIENCE:g} s" not in told:
-            told = (await channels.until("stream"))[-1]["content"]["text"]
+            told += (await channels.until("stream"))[-1]["content"]["text"]
+        assert "Another session of this notebook is open in another page or program" in told
         left.socket.close()
         await until(lambda: is_left(ada, last))
         was_in_time = time.monotonic() - asked_at < _CLIENT_PATIENCE
@@ -250,29 +166,21 @@ async def test_one_that_is_just_being_left_is_waited_for(lingering_stack: Stack)
         assert x == "2"
     await has_given_way(ada, new)
     assert sorted(await kernels(ada)) == sorted([older, new])
-    await end_at_once(ada)
 
 
-def test_clients_hear_of_the_change_before_the_clean_session_ends(lingering_stack: Stack) -> None:
+async def test_clients_hear_of_the_change_before_the_clean_session_ends(lingering_stack: Stack) -> None:
     """That may take seconds, and what they sent to the earlier session meanwhile would seem to be lost."""
     ada = lingering_stack.client("ada")
-
-    async def scenario() -> str:
-        await leave(ada, "x = 41")
-        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
-        async with ada.attach(new) as channels:
-            await channels.run("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-            await attach(channels)
-            await until(lambda: has_ended(new))
-        await end_at_once(ada)
-        return new
-
-    async def has_ended(session: str) -> bool:
-        return f"session {session} of ada ended" in lingering_stack.gateway_log()
-
-    new = asyncio.run(scenario())
+    await leave(ada, "x = 41")
+    new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
+    ended = f"session {new} of ada ended"
+    async with ada.attach(new) as channels:
+        await channels.run("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+        await attach(channels)
+        while ended not in lingering_stack.gateway_log():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
     log = lingering_stack.gateway_log()
-    assert log.index(f"kernel {new} restarted") < log.index(f"session {new} of ada ended")
+    assert log.index(f"kernel {new} restarted") < log.index(ended)
 
 
 async def test_what_was_left_does_not_keep_its_notebook_from_being_opened(lingering_stack: Stack) -> None:
@@ -303,7 +211,6 @@ async def test_what_was_left_does_not_keep_its_notebook_from_being_opened(linger
         await has_given_way(grace, kernel)
     assert sorted(await kernels(grace)) == sorted(kernel_of.values())
     assert await opened("c.ipynb", "new") == (429, "quota", "c.ipynb")
-    await end_at_once(grace)
 
 
 #: asks for the earlier session without waiting for an answer

@@ -6,7 +6,7 @@ import json
 
 from tests.gateway.conftest import Stack
 from tests.gateway.devices import until
-from tests.gateway.kernels.conftest import NOTEBOOK, attach, end_at_once, has_given_way, leave, sessions
+from tests.gateway.kernels.conftest import NOTEBOOK, attach, leave, sessions
 
 
 async def test_what_lingers_does_not_give_way_to_its_own_notebook(lingering_stack: Stack) -> None:
@@ -21,13 +21,14 @@ async def test_what_lingers_does_not_give_way_to_its_own_notebook(lingering_stac
     async with grace.attach(new) as channels:
         await attach(channels)
         assert (await channels.run("x"))["text"] == "2"
-    await has_given_way(grace, new)
-    await end_at_once(grace)
 
 
 async def test_a_running_cell_ends_with_a_shutdown(lingering_stack: Stack) -> None:
-    """It would use the device for as long as its session stays; its user is told who did it, and has all else back."""
-    grace, ada = lingering_stack.client("grace"), lingering_stack.client("ada")
+    """It would use the device for as long as its session stays; its user is told who did it, and has all else back.
+
+    So is who was away; others learn nothing.
+    """
+    grace, ada, mary = [lingering_stack.client(user) for user in ("grace", "ada", "mary")]
 
     old = await grace.start(KERNEL_NOTEBOOK=NOTEBOOK)
     async with grace.attach(old) as channels:
@@ -40,6 +41,10 @@ async def test_a_running_cell_ends_with_a_shutdown(lingering_stack: Stack) -> No
         told = (await channels.until("stream", cell, name="stderr"))[-1]["content"]["text"]
         assert told.startswith("This session was shut down by ada; `%shared attach` brings it back with its variab")
     assert (await sessions(grace))[old]["lingering"]
+    for client, sentence in ((grace, "shut down by ada. `%shared attach` brings it back"), (ada, ""), (mary, "")):
+        answer = await client.request("GET", f"/api/kernels/{old}/channels")
+        assert (answer.status, sentence in str(answer.body)) == (404, True)
+        assert ("shut down" in str(answer.body)) is (client is grace)
 
     async def is_at_rest() -> bool:
         return (await sessions(grace))[old]["state"] in ("idle", "offloaded")
@@ -49,8 +54,6 @@ async def test_a_running_cell_ends_with_a_shutdown(lingering_stack: Stack) -> No
     async with grace.attach(new) as channels:
         await attach(channels)
         assert (await channels.run("x"))["text"] == "42"
-    await has_given_way(grace, new)
-    await end_at_once(grace)
 
 
 async def test_lingering_sessions_give_way_and_end(lingering_stack: Stack) -> None:

@@ -36,22 +36,3 @@ def test_a_device_is_awaited_for_a_limited_time(path: Path) -> None:
     """One that never comes back hides nothing for good; nor does one that the configuration has no more."""
     assert OwnersFile(path, BOTH, patience=0).awaited_by("grace") == []
     assert OwnersFile(path, ["host"]).awaited_by("grace") == ["host"]
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"owners": {"host": 1}}', "\xff"])
-def test_an_invalid_file_is_taken_for_empty(tmp_path: Path, content: str) -> None:
-    """And replaced by the next change."""
-    path = tmp_path / "owners.json"
-    path.write_text(content, encoding="latin-1")
-    file = OwnersFile(path, BOTH)
-    assert file.awaited_by("ada") == []
-    file.store({"host": ["ada"]})
-    assert OwnersFile(path, BOTH).awaited_by("ada") == ["host"]
-
-
-def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged once."""
-    file = OwnersFile(tmp_path / "missing" / "owners.json", BOTH)
-    file.store({"host": ["ada"]})
-    file.store({"host": ["grace"]})
-    assert len(caplog.records) == 1

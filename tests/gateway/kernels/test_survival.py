@@ -7,7 +7,7 @@ import contextlib
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import psutil
 import pytest
@@ -16,7 +16,7 @@ from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.paths import RECORDS_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, clean_gateway, run
+from tests.gateway.conftest import Stack, clean_gateway
 
 
 @pytest.fixture(scope="module")
@@ -40,28 +40,42 @@ async def begin(client: Client, session_id: str, code: str) -> tuple[str, str]:
 
 
 @pytest.mark.heavy
-def test_sessions_survive_the_gateway(own_stack: Stack) -> None:
-    """Killed and started again: same kernel id, same process, same variable, same place."""
+async def test_sessions_survive_the_gateway(own_stack: Stack) -> None:
+    """Killed and started again: same kernel id, same process, same variable, same place.
+
+    Before the gateway knows the executor's sessions, or just when it meets it, nobody is given another one. A cell runs
+    on, and its session is not taken for idle; what is printed after the new gateway came waits for the user.
+    """
     grace = own_stack.client("grace")
-    code = "import os; x = 41; print(os.getpid())"
-    kernel, pid = asyncio.run(begin(grace, "me", code))
-    own_stack.gateway.kill()
-    own_stack.restart_gateway()
-
-    async def scenario() -> None:
-        assert [model["id"] for model in (await grace.request("GET", "/api/kernels")).body] == [kernel]
-        assert await grace.start(KERNEL_CLIENT_KEY="place") == kernel
-        async with grace.attach(kernel, "me") as channels:
-            assert (await channels.run("print(os.getpid(), x + 1)"))["text"].strip() == f"{pid} 42"
-            await channels.send("execute_request", {"code": "print('on')\nwhile True: pass", "silent": False})
-            await channels.until("stream", text="on\n")
-            assert (await grace.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
-            await channels.until("execute_reply", status="error")
-            assert (await grace.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
-            assert (await channels.run("import os; os.getcwd()"))["text"] == "'/usr'"
-        await grace.end(kernel)
-
-    run(scenario())
+    go_on = own_stack.directory / "go-on"
+    code = f"import time\nprint('on')\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.05)\nprint('ended')"
+    kernel, pid = await begin(grace, "me", "import os; x = 41; print(os.getpid())")
+    path = f"/api/kernels/{kernel}"
+    async with grace.attach(kernel, "me") as channels:
+        await channels.send("execute_request", {"code": code, "silent": False})
+        await channels.until("stream", text="on\n")
+        own_stack.gateway.kill()
+    own_stack.gateway.start()
+    answer = None
+    while answer is None or answer.status != 201:  # 503: it has not met the executor yet
+        with contextlib.suppress(OSError):  # it does not listen yet
+            asked = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "place"}}
+            answer = await grace.request("POST", "/api/kernels", asked)
+    assert answer.body["id"] == kernel
+    assert [model["id"] for model in (await grace.request("GET", "/api/kernels")).body] == [kernel]
+    assert (await grace.request("GET", path)).body["execution_state"] == "busy"
+    go_on.touch()
+    while (await grace.request("GET", path)).body["execution_state"] == "busy":  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    async with grace.attach(kernel, "me") as channels:
+        await channels.until("stream", text="ended\n")
+        assert (await channels.run("print(os.getpid(), x + 1)"))["text"].strip() == f"{pid} 42"
+        await channels.send("execute_request", {"code": "print('on')\nwhile True: pass", "silent": False})
+        await channels.until("stream", text="on\n")
+        assert (await grace.request("POST", f"{path}/interrupt")).status == 204
+        await channels.until("execute_reply", status="error")
+        assert (await grace.request("POST", f"{path}/restart")).status == 200
+        assert (await channels.run("import os; os.getcwd()"))["text"] == "'/usr'"
 
 
 @pytest.mark.heavy
@@ -88,24 +102,30 @@ async def test_a_gateway_without_descriptors_follows_a_restarted_session_later(o
             gateway.rlimit(resource.RLIMIT_NOFILE, limits)
     async with asyncio.timeout(60), grace.attach(kernel, "me") as channels:
         assert (await channels.run("print('x' in globals())"))["text"] == "False\n"
-    await grace.end(kernel)
 
 
-async def has_another_process(stack: Stack, kernel: str, pid: int) -> bool:
-    """Whether a session runs in another process than *pid*, as its executor says."""
+@contextlib.asynccontextmanager
+async def executor_of(stack: Stack) -> AsyncIterator[ExecutorClient]:
+    """Speak to a stack's executor past its gateway."""
     client = ExecutorClient(stack.runtime_directory)
     await client.connect()
     try:
-        return any(record.session == kernel and record.pid != pid for record in await client.sessions())
+        yield client
     finally:
         await client.close()
 
 
+async def has_another_process(stack: Stack, kernel: str, pid: int) -> bool:
+    """Whether a session runs in another process than *pid*, as its executor says."""
+    async with executor_of(stack) as executor:
+        return any(record.session == kernel and record.pid != pid for record in await executor.sessions())
+
+
 @pytest.mark.heavy
-def test_outputs_that_a_gateway_took_with_it_come_again(own_stack: Stack) -> None:
+async def test_outputs_that_a_gateway_took_with_it_come_again(own_stack: Stack) -> None:
     """It ended between reading a cell's outputs and passing on the first of them to a client that was new to it."""
     grace = own_stack.client("grace")
-    kernel, _ = asyncio.run(begin(grace, "me", "x = 41"))
+    kernel, _ = await begin(grace, "me", "x = 41")
 
     async def replace_gateway() -> None:
         own_stack.gateway.kill()
@@ -113,42 +133,15 @@ def test_outputs_that_a_gateway_took_with_it_come_again(own_stack: Stack) -> Non
         while (await grace.request("GET", f"/api/kernels/{kernel}")).status == 503:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
-    async def print_something() -> None:
-        await replace_gateway()
-        async with grace.attach(kernel, "new") as channels:
-            await channels.run("print('heard')")
-
-    async def come_back() -> list[str]:
-        await replace_gateway()
-        channels = grace.attach(kernel, "new")
-        channels._request.url += "&seen="
-        async with channels:
-            messages = await channels.until("execute_reply")
-        await grace.end(kernel)
-        return [message["content"]["text"] for message in messages if message["type"] == "stream"]
-
-    asyncio.run(print_something())
-    assert asyncio.run(come_back()) == ["heard\n"]
-
-
-@pytest.mark.heavy
-def test_a_client_that_comes_first_of_all_gets_its_session(own_stack: Stack) -> None:
-    """Before the gateway knows the executor's sessions, or just when it meets it, nobody is given another one."""
-    grace = own_stack.client("grace")
-    kernel, _ = asyncio.run(begin(grace, "me", "x = 41"))
-    own_stack.gateway.kill()
-    own_stack.gateway.start()
-
-    async def scenario() -> None:
-        asked = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "place"}}
-        answer = None
-        while answer is None or answer.status != 201:  # 503: it has not met the executor yet
-            with contextlib.suppress(OSError):  # it does not listen yet
-                answer = await grace.request("POST", "/api/kernels", asked)
-        assert answer.body["id"] == kernel
-        await grace.end(kernel)
-
-    run(scenario())
+    await replace_gateway()
+    async with grace.attach(kernel, "new") as channels:
+        await channels.run("print('heard')")
+    await replace_gateway()
+    channels = grace.attach(kernel, "new")
+    channels._request.url += "&seen="
+    async with channels:
+        messages = await channels.until("execute_reply")
+    assert [message["content"]["text"] for message in messages if message["type"] == "stream"] == ["heard\n"]
 
 
 @pytest.mark.heavy
@@ -158,13 +151,6 @@ async def test_clients_hear_of_a_process_that_was_started_without_news_of_it(own
     gateway = own_stack.gateway.process
     assert gateway is not None
 
-    async def replace(session: str) -> None:
-        executor = ExecutorClient(own_stack.runtime_directory)
-        await executor.connect()
-        await executor.end_session(session)
-        await executor.start_session(session, Limits(user="grace"))
-        await executor.close()
-
     kernel = await grace.start()
     async with grace.attach(kernel) as channels:
         assert (await channels.run("x = 41"))["status"] == "ok"
@@ -173,13 +159,14 @@ async def test_clients_hear_of_a_process_that_was_started_without_news_of_it(own
             own_stack.executor.kill()
             own_stack.executor.start()
             own_stack.executor.wait_until_ready()
-            await replace(kernel)
+            async with executor_of(own_stack) as executor:
+                await executor.end_session(kernel)
+                await executor.start_session(kernel, Limits(user="grace"))
         finally:
             gateway.send_signal(signal.SIGCONT)
         await channels.until("status", execution_state="restarting")
     async with grace.attach(kernel) as channels:
         assert (await channels.run("'x' in globals()"))["text"] == "False"
-    await grace.end(kernel)
 
 
 @pytest.mark.heavy
@@ -189,28 +176,25 @@ async def test_a_session_that_ends_before_its_start_is_heard_of_is_started_again
     gateway = own_stack.gateway.process
     assert gateway is not None
 
-    executor = ExecutorClient(own_stack.runtime_directory)
-    await executor.connect()
-    starting = asyncio.create_task(grace.request("POST", "/api/kernels", {"name": "shared-gpu"}))
-    records = own_stack.runtime_directory / RECORDS_DIRECTORY
-    while not list(records.iterdir()):  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-    gateway.send_signal(signal.SIGSTOP)
-    try:
-        while not (there := await executor.sessions()):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)  # it becomes ready, and the news of that is on the way
-        os.kill(there[0].pid, signal.SIGKILL)
-        while await executor.sessions():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    finally:
-        gateway.send_signal(signal.SIGCONT)
-    answer = await starting
+    async with executor_of(own_stack) as executor:
+        starting = asyncio.create_task(grace.request("POST", "/api/kernels", {"name": "shared-gpu"}))
+        records = own_stack.runtime_directory / RECORDS_DIRECTORY
+        while not list(records.iterdir()):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        gateway.send_signal(signal.SIGSTOP)
+        try:
+            while not (there := await executor.sessions()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)  # it becomes ready, and the news of that is on the way
+            os.kill(there[0].pid, signal.SIGKILL)
+            while await executor.sessions():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        finally:
+            gateway.send_signal(signal.SIGCONT)
+        answer = await starting
     kernel = answer.body["id"] if answer.status == 201 else await grace.start()  # it was not ready yet
     async with grace.attach(kernel) as channels:
         assert (await channels.run("1 + 1"))["text"] == "2"
-    await grace.end(kernel)
-    await executor.close()
 
 
 @pytest.mark.heavy
@@ -251,42 +235,6 @@ async def test_what_was_asked_of_a_process_does_not_run_in_the_next(own_stack: S
             assert (await channels.run("y = x"))["ename"] == "NameError"
     async with grace.attach(kernel, same_process=same_process) as channels:
         assert (await channels.run("In[1:-1]"))["text"] == ("[]" if same_process else "['y = x']")
-    await grace.end(kernel)
-
-
-@pytest.mark.heavy
-def test_a_cell_that_outlives_the_gateway_is_found_busy_and_its_outputs_kept(own_stack: Stack) -> None:
-    """What is printed after the new gateway came waits for the user; the session is not taken for idle."""
-    grace = own_stack.client("grace")
-    code = (
-        "from pathlib import Path\nimport time\nprint('on')\nwhile not Path('/tmp/go-on').exists(): time.sleep(0.05)\n"
-    )
-
-    async def start() -> str:
-        kernel = await grace.start()
-        async with grace.attach(kernel, "me") as channels:
-            cell = code.replace("/tmp/go-on", str(own_stack.directory / "go-on")) + "print('ended')"
-            await channels.send("execute_request", {"code": cell, "silent": False})
-            await channels.until("stream", text="on\n")
-            own_stack.gateway.kill()
-        return kernel
-
-    kernel = asyncio.run(start())
-    own_stack.restart_gateway()
-
-    async def scenario() -> None:
-        path = f"/api/kernels/{kernel}"
-        while (answer := await grace.request("GET", path)).status == 503:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # the gateway has met the executor, and is just asking which sessions there are
-        assert answer.body["execution_state"] == "busy"
-        (own_stack.directory / "go-on").touch()
-        while (await grace.request("GET", path)).body["execution_state"] == "busy":  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        async with grace.attach(kernel, "me") as channels:
-            await channels.until("stream", text="ended\n")
-        await grace.end(kernel)
-
-    run(scenario())
 
 
 @pytest.mark.heavy
@@ -307,5 +255,3 @@ async def test_a_session_that_ended_meanwhile_is_explained_and_started_again(own
         while (await grace.request("GET", f"/api/kernels/{kernel}")).body.get("reason"):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         assert (await channels.run("import os; print(os.getpid(), 'x' in dir())"))["text"].strip() != f"{pid} True"
-    await grace.end(kernel)
-    own_stack.executor.wait_until_ready()
