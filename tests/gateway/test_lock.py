@@ -12,18 +12,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sharedkernel.executor.isolation.accounts import make_directory_of
 from sharedkernel.gateway.lock import GatewayLock
-from sharedkernel.paths import GATEWAY_DIRECTORY
 from sharedkernel.system.lock_file import GATEWAY_LOCK, lend_gateway_lock
-from tests.executor.isolation import FIRST_UID, GATEWAY, ApartExecutor, needs_root, readable_by_all
-from tests.gateway.client import Channels, Client
+from tests.command import run_here
+from tests.executor.isolation import FIRST_UID, GATEWAY, needs_root, readable_by_all
+from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, wait_for
 from tests.small_disk import fill
 
@@ -49,11 +47,15 @@ _TAKE_PLACE = """if True:
 """
 
 
-def start(directory: Path, *options: str) -> subprocess.Popen[str]:
+def gateway_command(*options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "sharedkernel", "gateway", "--port", "0", "--runtime-dir", str(directory), *options],
+        [sys.executable, "-m", "sharedkernel", "gateway", *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+def start(directory: Path) -> subprocess.Popen[str]:
+    return gateway_command("--port", "0", "--runtime-dir", str(directory))
 
 
 def serves(gateway: subprocess.Popen[str]) -> bool:
@@ -74,38 +76,34 @@ def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
 
 @pytest.mark.heavy
 def test_a_second_gateway_is_refused_in_one_sentence_and_the_first_serves_on(tmp_path: Path) -> None:
-    """On another port too; it says whom to stop."""
-    with ended(first := start(tmp_path / "run")):
-        assert serves(first)
-        with ended(second := start(tmp_path / "run")):
+    """On another port too; it says whom to stop.
+
+    The next one need not wait to be started until the one before is gone, and nothing of a killed one keeps it out.
+    """
+    directory = tmp_path / "run"
+    lock = directory / GATEWAY_LOCK
+    with contextlib.ExitStack() as gateways:
+        gateways.enter_context(ended(gateway := start(directory)))
+        assert serves(gateway)
+        with ended(second := start(directory)):
             _, error = second.communicate(timeout=60)
         assert second.returncode == 1
-        content = (tmp_path / "run" / GATEWAY_LOCK).read_text()
+        content = lock.read_text()
         process, port = content.split()
-        assert int(process) == first.pid
+        assert int(process) == gateway.pid
         assert error.splitlines()[-1] == (
-            f"sharedkernel: another gateway (process {process}, port {port}) serves {tmp_path / 'run'}; stop it "
+            f"sharedkernel: another gateway (process {process}, port {port}) serves {directory}; stop it "
             "(`--drain` lets its cells end first), or name another --runtime-dir."
         )
-        assert first.poll() is None
-        assert (tmp_path / "run" / GATEWAY_LOCK).read_text() == content
-        first.send_signal(signal.SIGTERM)
-        assert first.wait(60) == 0
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_the_next_gateway_need_not_wait_to_be_started_until_the_one_before_is_gone(
-    tmp_path: Path, signum: signal.Signals
-) -> None:
-    """Nothing of a killed one keeps it out."""
-    with ended(first := start(tmp_path / "run")):
-        assert serves(first)
-        first.send_signal(signum)
-        with ended(second := start(tmp_path / "run")):
-            assert serves(second)
-            second.send_signal(signal.SIGTERM)
-            assert second.wait(60) == 0
-    assert not (tmp_path / "run" / GATEWAY_LOCK).exists()
+        assert gateway.poll() is None
+        assert lock.read_text() == content
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            gateway.send_signal(signum)
+            gateways.enter_context(ended(gateway := start(directory)))
+            assert serves(gateway)
+        gateway.send_signal(signal.SIGTERM)
+        assert gateway.wait(60) == 0
+    assert not lock.exists()
 
 
 def test_a_full_disk_keeps_no_gateway_from_serving(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,6 +171,8 @@ def test_a_gateway_of_another_account_locks_what_root_s_executor_made_for_it() -
             assert heard(alone) == "here"
         for _ in range(2):  # by each executor
             lend_gateway_lock(directory, FIRST_UID, FIRST_UID)
+        lent = (directory / GATEWAY_LOCK).stat()
+        assert (lent.st_uid, lent.st_mode & 0o777) == (FIRST_UID, 0o600)
         with ended(first := take_place(directory, FIRST_UID)):
             assert heard(first) == "here"
             with ended(second := take_place(directory, FIRST_UID)):
@@ -187,30 +187,16 @@ def test_a_gateway_of_another_account_locks_what_root_s_executor_made_for_it() -
 
 @pytest.mark.heavy
 @needs_root
-def test_root_s_executor_makes_that_file_for_the_account_of_its_gateway() -> None:
-    """As soon as it starts."""
-    executor = ApartExecutor()
-    try:
-        path = executor.runtime_directory / GATEWAY_LOCK
-        uid = pwd.getpwnam(GATEWAY).pw_uid
-        wait_for(lambda: path.exists() and path.stat().st_uid == uid)
-        assert path.stat().st_mode & 0o777 == 0o600
-    finally:
-        executor.close()
-
-
-@pytest.mark.heavy
-@needs_root
 def test_what_a_gateway_cannot_write_is_said_once_at_its_start() -> None:
-    """In a sentence each; in a directory of its own it writes everything, and says nothing."""
+    """In a sentence each, though it serves; one that can write everything says nothing (`test_gateway_account.py`)."""
     account = pwd.getpwnam(GATEWAY)
     become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": "/nonexistent",
                    "JUPYTERHUB_API_TOKEN": "0" * 32, "JUPYTERHUB_SERVICE_NAME": "gpu"}  # fmt: skip
-
-    def complaints(directory: Path, *more: str) -> list[str]:
-        """Return what a gateway for a hub's users says until it serves."""
-        options = ["--identity", "jupyterhub", "--port", "0", "--runtime-dir", str(directory), *more]
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o711)
+        options = ["--identity", "jupyterhub", "--port", "0", "--runtime-dir", name]
         command = readable_by_all([*become, sys.executable, "-m", "sharedkernel", "gateway", *options])
         gateway = subprocess.Popen(
             command, cwd="/", env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -220,13 +206,7 @@ def test_what_a_gateway_cannot_write_is_said_once_at_its_start() -> None:
             gateway.send_signal(signal.SIGTERM)
             _, said = gateway.communicate(timeout=60)
         lines = [line.partition("] ")[2] for line in said.splitlines() if line.startswith(("[W", "[E", "[C", "Trace"))]
-        assert lines.pop() == "received signal 15, stopping"
-        return lines
-
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        directory.chmod(0o711)
-        assert complaints(directory) == [
+        assert lines == [
             f"{directory / GATEWAY_LOCK} cannot be locked: this gateway cannot be drained, and another one could start",
             "/nonexistent/.local/state/sharedkernel cannot be made (Permission denied); name another with --state-dir. "
             f"Until then, what should outlive a reboot is in {directory}.",
@@ -234,30 +214,14 @@ def test_what_a_gateway_cannot_write_is_said_once_at_its_start() -> None:
             "a restart, quotas by group hold for nobody before their next request.",
             f"the audit log {directory}/audit.jsonl cannot be written (Permission denied); name another file "
             "with --audit-file.",
+            "received signal 15, stopping",
         ]
-        own = make_directory_of(directory, GATEWAY_DIRECTORY, account.pw_uid, account.pw_gid)
-        lend_gateway_lock(directory, account.pw_uid, account.pw_gid)
-        assert complaints(directory, "--state-dir", str(own)) == []
-        assert {path.name: path.stat().st_uid for path in own.iterdir()} == dict.fromkeys(
-            ("groups.json", "audit.jsonl"), account.pw_uid
-        )
-
-
-@pytest.fixture
-def served(stack: Stack) -> Iterator[Stack]:
-    """Return the stack; a gateway that the test has ended is started again."""
-    yield stack
-    if not stack.gateway.running:
-        stack.restart_gateway()
 
 
 def command(stack: Stack, *arguments: str) -> subprocess.Popen[str]:
     """Start ``sharedkernel gateway --drain`` for the stack's gateway."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "sharedkernel", "gateway", "--runtime-dir", str(stack.runtime_directory),
-         "--port", str(stack.port), "--drain", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    places = ("--runtime-dir", str(stack.runtime_directory), "--port", str(stack.port))
+    return gateway_command(*places, "--drain", *arguments)
 
 
 async def lines(process: subprocess.Popen[str], number: int) -> list[str]:
@@ -282,29 +246,24 @@ async def draining(client: Client) -> object:
     return (await client.request("GET", "/sharedkernel/api/status")).body.get("draining")
 
 
-@asynccontextmanager
-async def waiting_cell(client: Client) -> AsyncIterator[tuple[str, Channels]]:
-    """Yield a kernel whose cell runs until it is answered."""
-    kernel = await client.start()
-    async with client.attach(kernel) as channels:
+@pytest.mark.heavy
+async def test_a_drained_gateway_takes_no_sessions_lets_cells_end_and_stops(stack: Stack) -> None:
+    """The command says what it waits for, and returns when the gateway is gone; sessions outlive it.
+
+    Ctrl-C says that the gateway goes on draining; `--cancel` has it serve on, and who waits for its end is told.
+    """
+    grace = stack.client("grace")
+    status, _, error = await end_of(command(stack, "--cancel"))
+    assert (status, error) == (1, f"sharedkernel: the gateway at port {stack.port} is not draining.")
+    done = run_here("gateway", "--cancel")  # which would start a gateway
+    assert (done.returncode, "--cancel goes with --drain" in done.stderr) == (1, True)
+    kernel = await grace.start()
+    async with grace.attach(kernel) as channels:
         await channels.send("execute_request", {"code": "x = input()", "silent": False, "allow_stdin": True})
         await channels.until("input_request")
-        yield kernel, channels
-
-
-async def answer_cell(channels: Channels) -> None:
-    await channels.send("input_reply", {"value": "kept"}, "stdin")
-    await channels.until("execute_reply", status="ok")
-
-
-@pytest.mark.heavy
-async def test_a_drained_gateway_takes_no_sessions_lets_cells_end_and_stops(served: Stack) -> None:
-    """The command says what it waits for, and returns when the gateway is gone; sessions outlive it."""
-    grace = served.client("grace")
-    async with waiting_cell(grace) as (kernel, channels):
-        process = command(served)
+        process = command(stack)
         first, second = await lines(process, 2)
-        assert first.startswith(f"Draining the gateway at port {served.port}: it starts no more sessions")
+        assert first.startswith(f"Draining the gateway at port {stack.port}: it starts no more sessions")
         assert re.fullmatch(r"Waiting for 1 cell, until \d\d:\d\d:\d\d at the latest\.", second)
         assert await readiness(grace) == (503, "draining")
         said = await draining(grace)
@@ -313,57 +272,42 @@ async def test_a_drained_gateway_takes_no_sessions_lets_cells_end_and_stops(serv
         assert said["until"] > 0
         answer = await grace.request("POST", "/api/kernels", {})
         assert (answer.status, answer.body["reason"]) == (503, "draining")
-        assert process.poll() is None
-        await answer_cell(channels)
-        status, out, _ = await end_of(process)
-        assert (status, out.splitlines()[-1]) == (0, "The gateway has stopped; sessions run on.")
-    assert served.gateway.process is not None
-    wait_for(lambda: not served.gateway.running)
-    assert served.gateway.process.returncode == 0
-    status, _, error = await end_of(command(served))
-    assert status == 1
-    assert f"no gateway of yours serves port {served.port}" in error
-    served.restart_gateway()
-    while (await grace.request("GET", f"/api/kernels/{kernel}")).status != 200:  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
-    async with grace.attach(kernel) as channels:
-        assert (await channels.run("x"))["text"] == "'kept'"
-
-
-@pytest.mark.heavy
-async def test_a_drain_outlives_its_command_and_is_cancelled(served: Stack) -> None:
-    """Ctrl-C says that the gateway goes on draining; `--cancel` has it serve on, and who waits for its end is told."""
-    grace = served.client("grace")
-    status, _, error = await end_of(command(served, "--cancel"))
-    assert (status, error) == (1, f"sharedkernel: the gateway at port {served.port} is not draining.")
-    alone = [sys.executable, "-m", "sharedkernel", "gateway", "--cancel"]  # which would start a gateway
-    done = await asyncio.to_thread(subprocess.run, alone, capture_output=True, text=True, check=False)
-    assert (done.returncode, "--cancel goes with --drain" in done.stderr) == (1, True)
-    async with waiting_cell(grace) as (_, channels):
-        process = command(served)
-        await lines(process, 2)
         process.send_signal(signal.SIGINT)
         status, out, _ = await end_of(process)
-        assert (status, out) == (
-            130,
-            f"The gateway at port {served.port} goes on draining; --drain --cancel has it serve on.",
-        )
+        assert status == 130
+        assert out == f"The gateway at port {stack.port} goes on draining; --drain --cancel has it serve on."
         assert await readiness(grace) == (503, "draining")
-        waiting = command(served)
+        waiting = command(stack)
         await lines(waiting, 2)
-        status, out, error = await end_of(command(served, "--cancel"))
-        assert (status, out, error) == (
+        assert await end_of(command(stack, "--cancel")) == (
             0,
-            f"The gateway at port {served.port} serves on, and starts sessions again.",
+            f"The gateway at port {stack.port} serves on, and starts sessions again.",
             "",
         )
         status, _, error = await end_of(waiting)
         assert status == 1
-        assert error.endswith(f"the drain was cancelled; the gateway at port {served.port} serves on.")
+        assert error.endswith(f"the drain was cancelled; the gateway at port {stack.port} serves on.")
         assert await readiness(grace) == (200, "ok")
         assert await draining(grace) is None
-        await answer_cell(channels)
-    assert served.gateway.running
-    await grace.start()
-    said = [json.loads(line)["action"] for line in (served.runtime_directory / "audit.jsonl").read_text().splitlines()]
-    assert [action for action in said if "drain" in action][-2:] == ["drain gateway", "cancel drain"]
+        await grace.start()
+        process = command(stack)
+        await lines(process, 2)
+        assert process.poll() is None
+        await channels.send("input_reply", {"value": "kept"}, "stdin")
+        await channels.until("execute_reply", status="ok")
+        status, out, _ = await end_of(process)
+        assert (status, out.splitlines()[-1]) == (0, "The gateway has stopped; sessions run on.")
+    assert stack.gateway.process is not None
+    wait_for(lambda: not stack.gateway.running)
+    assert stack.gateway.process.returncode == 0
+    status, _, error = await end_of(command(stack))
+    assert status == 1
+    assert f"no gateway of yours serves port {stack.port}" in error
+    audit = (stack.runtime_directory / "audit.jsonl").read_text().splitlines()
+    drains = [action for action in (json.loads(line)["action"] for line in audit) if "drain" in action]
+    assert drains[-3:] == ["drain gateway", "cancel drain", "drain gateway"]
+    stack.restart_gateway()
+    while (await grace.request("GET", f"/api/kernels/{kernel}")).status != 200:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    async with grace.attach(kernel) as channels:
+        assert (await channels.run("x"))["text"] == "'kept'"

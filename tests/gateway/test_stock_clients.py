@@ -18,13 +18,6 @@ from tests.gateway.client import PATIENCE, Client
 from tests.gateway.conftest import Stack, run, wait_for
 
 
-@pytest.fixture
-def server(stack: Stack, tmp_path: Path) -> Iterator[Client]:
-    """Run grace's own Jupyter server, whose kernels are the gateway's."""
-    with stock_server(stack, tmp_path) as server:
-        yield server
-
-
 @contextlib.contextmanager
 def stock_server(stack: Stack, directory: Path) -> Iterator[Client]:
     """Run grace's own Jupyter server, with its files in *directory*."""
@@ -82,16 +75,11 @@ async def use_as_any_gateway(server: Client) -> None:
 
 
 @pytest.mark.heavy
-async def test_a_stock_server_works_with_its_users_kernels_only(stack: Stack, server: Client) -> None:
-    """Kernelspecs, start, cells, interrupt, restart, list and shutdown go through; others' kernels stay unseen."""
-    await stack.client("mary").start()
-    await use_as_any_gateway(server)
-    assert (await stack.client("grace").request("GET", "/api/kernels")).body == []
+def test_a_stock_server_works_with_its_users_kernels_only_and_keeps_them(stack: Stack, tmp_path: Path) -> None:
+    """Kernelspecs, start, cells, interrupt, restart, list and shutdown go through; others' kernels stay unseen.
 
-
-@pytest.mark.heavy
-def test_a_stock_server_keeps_its_kernels_while_the_executor_is_away(stack: Stack, tmp_path: Path) -> None:
-    """A new gateway that has not reached the executor refuses to list kernels, where an empty list would end them."""
+    A new gateway that has not reached the executor refuses to list kernels, where an empty list would end them.
+    """
     grace = stack.client("grace")
 
     async def lists(client: Client) -> tuple[int, list[str]]:
@@ -99,6 +87,9 @@ def test_a_stock_server_keeps_its_kernels_while_the_executor_is_away(stack: Stac
         return answer.status, [model["id"] for model in answer.body] if answer.status == 200 else []
 
     async def scenario(server: Client) -> None:
+        await stack.client("mary").start()
+        await use_as_any_gateway(server)
+        assert await lists(grace) == (200, [])
         kernel = await server.start()
         async with server.attach(kernel, legacy=True) as channels:
             assert (await channels.run("x = 41; x"))["text"] == "41"
