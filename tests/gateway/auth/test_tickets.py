@@ -107,7 +107,7 @@ async def test_a_websocket_outlives_its_ticket(host: Stack) -> None:
     """Its front is to close it; the host checks tokens many times a second here, and this ticket is expired at once."""
     grace = Client(host.gateway_url, ticket())
     kernel = await grace.start()
-    soon_over = Client(host.gateway_url, ticket(age=LIFETIME - 5))
+    soon_over = Client(host.gateway_url, ticket(age=LIFETIME - 3))
     async with soon_over.attach(kernel) as channels:
 
         async def is_over() -> bool:
