@@ -1,12 +1,10 @@
-"""A client's websocket at the level of frames: in pieces, compressed, and written many at a time."""
+"""A client's websocket at the level of frames: compressed, too long, and written many at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import struct
-import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -16,7 +14,7 @@ import pytest
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 from tornado.web import Application
-from tornado.websocket import WebSocketClientConnection, WebSocketHandler, websocket_connect
+from tornado.websocket import WebSocketHandler, websocket_connect
 
 from sharedkernel.gateway.channels.client_protocol import ClientWriter
 from sharedkernel.gateway.channels.outputs import OutputFlow
@@ -24,15 +22,12 @@ from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 
 MIB = 1024**2
-#: kinds of frames (RFC 6455), and the bit that ends a message
-_TEXT, _BINARY, _REST, _FINAL = 0x1, 0x2, 0x0, 0x80
+#: kind of a frame (RFC 6455), and the bit that ends a message
+_BINARY, _FINAL = 0x2, 0x80
 
 
 class _Handler(JupyterPingMixin, WebSocketHandler):
-    """Sends each of the messages in a JSON list, all in one turn, or the length of anything else.
-
-    In a pair the second one says whether the message may wait.
-    """
+    """Sends each of the messages in a JSON list, all in one turn."""
 
     ping_callback = None
     compression: dict[str, Any] | None = None
@@ -51,13 +46,8 @@ class _Handler(JupyterPingMixin, WebSocketHandler):
         self.settings["opened"].append(self)
 
     def on_message(self, message: str | bytes) -> None:
-        if isinstance(message, str) and message.startswith("["):
-            for each in json.loads(message):
-                self.writer.send([each[:3].encode(), each[3:].encode()], is_text=True)
-        elif isinstance(message, str):
-            self.writer.send([str(len(message)).encode()], is_text=True)
-        else:
-            self.writer.send([struct.pack("<Q", len(message)), message[:10]])
+        for each in json.loads(message):
+            self.writer.send([each[:3].encode(), each[3:].encode()], is_text=True)
 
 
 @asynccontextmanager
@@ -77,25 +67,6 @@ async def served(*, compression: bool = False, limit_bytes: int = 64 * MIB) -> A
         await server.close_all_connections()
 
 
-def masked(first: int, payload: bytes) -> bytes:
-    """Return a frame as clients send them."""
-    size = len(payload)
-    if size < 126:
-        head = bytes([first, 0x80 | size])
-    elif size < 1 << 16:
-        head = bytes([first, 0x80 | 126]) + struct.pack("!H", size)
-    else:
-        head = bytes([first, 0x80 | 127]) + struct.pack("!Q", size)
-    mask = os.urandom(4)
-    return head + mask + bytes(byte ^ mask[place % 4] for place, byte in enumerate(payload))
-
-
-async def send_raw(client: WebSocketClientConnection, data: bytes) -> None:
-    """Send bytes as they are."""
-    assert client.protocol is not None
-    await client.protocol.stream.write(data)
-
-
 @pytest.mark.parametrize("compression", [False, True])
 async def test_many_messages_of_one_turn_arrive_whole_and_in_order(compression: bool) -> None:
     """Short ones, those of two and of eight bytes of length, and an empty one; compressed where both ends agree."""
@@ -107,35 +78,12 @@ async def test_many_messages_of_one_turn_arrive_whole_and_in_order(compression: 
         client.close()
 
 
-async def test_a_long_frame_behind_short_ones_is_read() -> None:
-    """What was read ahead of it is its beginning."""
-    async with served() as (url, _):
-        client = await websocket_connect(url)
-        payload = bytes(200_000)
-        await send_raw(client, masked(_FINAL | _TEXT, b"one") + masked(_FINAL | _BINARY, payload))
-        assert await client.read_message() == "3"
-        assert await client.read_message() == struct.pack("<Q", 200_000) + bytes(10)
-        client.close()
-
-
-async def test_a_compressed_message_in_pieces_is_read() -> None:
-    """The compression is the message's, not the frame's."""
-    async with served(compression=True) as (url, _):
-        client = await websocket_connect(url, compression_options={})
-        compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
-        text = b"abc" * 1000
-        data = compressor.compress(text) + compressor.flush(zlib.Z_SYNC_FLUSH)
-        data = data.removesuffix(b"\x00\x00\xff\xff")
-        await send_raw(client, masked(0x40 | _TEXT, data[:5]) + masked(_FINAL | _REST, data[5:]))
-        assert await client.read_message() == "3000"
-        client.close()
-
-
 async def test_an_oversized_frame_closes_its_websocket_unread() -> None:
     """By its length alone."""
     async with served() as (url, _):
         client = await websocket_connect(url)
-        await send_raw(client, bytes([_FINAL | _BINARY, 0x80 | 127]) + struct.pack("!Q", 9 * MIB))
+        assert client.protocol is not None
+        await client.protocol.stream.write(bytes([_FINAL | _BINARY, 0x80 | 127]) + struct.pack("!Q", 9 * MIB))
         assert await client.read_message() is None
         assert client.close_code in (1009, None)
         client.close()

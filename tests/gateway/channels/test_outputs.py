@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.gateway.channels.outputs import TokenBucket
+from tests.gateway.client import Channels
 from tests.gateway.conftest import Stack
 
 MIB = 1024**2
@@ -48,19 +49,25 @@ async def test_a_slow_client_slows_its_session_and_fills_nobodys_memory(stack: S
         assert [line[:3] for line in text.splitlines()] == [f"{n:03d}" for n in range(100)]
 
 
+async def refusal_of_unread(channels: Channels, number: int) -> str:
+    """Send so many messages of 2 MiB to a session that reads none; return what is said once it has read some."""
+    session = psutil.Process(int((await channels.run("import os; os.getpid()"))["text"]))
+    session.suspend()
+    try:
+        for _ in range(number):
+            await channels.send("comm_msg", {"comm_id": "", "data": {}}, "shell", bytes(2 * MIB))
+        said = (await channels.until("stream"))[-1]["content"]["text"]
+    finally:
+        session.resume()
+    while (answer := await channels.run("1 + 1")).get("ename") == "MessageRefused":
+        pass  # until it has read some of what waits
+    assert answer["text"] == "2"
+    return str(said)
+
+
 async def test_a_session_that_reads_nothing_fills_nobodys_memory_either(stack: Stack) -> None:
     """What a client sends to it waits up to a limit; beyond that the notebook says so, and later all is well."""
     grace = stack.client("grace")
     async with grace.attach(await grace.start()) as channels:
-        session = psutil.Process(int((await channels.run("import os; os.getpid()"))["text"]))
-        session.suspend()
-        try:
-            for number in range(100):
-                await channels.send("comm_msg", {"comm_id": "", "data": {"number": number}}, "shell", bytes(2 * MIB))
-            said = (await channels.until("stream"))[-1]["content"]["text"]
-            assert "wait for this session already, which does not read them now" in said
-        finally:
-            session.resume()
-        while (answer := await channels.run("1 + 1")).get("ename") == "MessageRefused":
-            pass  # until it has read some of what waits
-        assert answer["text"] == "2"
+        said = await refusal_of_unread(channels, 100)
+    assert "wait for this session already, which does not read them now" in said
