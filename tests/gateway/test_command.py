@@ -25,28 +25,15 @@ from tests.gateway.client import PATIENCE, Client
 from tests.gateway.conftest import run
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sharedkernel", "gateway", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
 def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     """It does not go to another port by itself: users have written this one down."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        refused = command("--port", str(port), "--runtime-dir", str(tmp_path / "run"))
-    assert refused.returncode == 1
-    assert refused.stderr.strip().splitlines() == [
-        f"sharedkernel: cannot serve on 127.0.0.1, port {port} (Address already in use); "
-        "name another with --port, or stop what uses it."
-    ]
+        sentence = rf"cannot serve on 127.0.0.1, port {port} \(Address already in use\); name another with --port"
+        with pytest.raises(ConfigError, match=sentence), in_process("--port", str(port), directory=tmp_path):
+            pass
 
 
 @pytest.mark.parametrize(
@@ -54,27 +41,25 @@ def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     [
         ("c.IdentityProvider.token = ''", "an empty token would let anybody in"),
         ("c.SharedKernelGateway.quotas = {", "line 1: '{' was never closed"),
+        ("", "chmod 700"),
         ("c.SharedKernelGateway.admins = 'ada'", "line 1: admins is 'ada'; it has to be a set."),
         ("c.SharedKernelGateway.tokens_file = '/'\nc.SharedKernelGateway.identity = 'tokens'", "open to other users"),
     ],
 )
 def test_a_bad_configuration_is_one_sentence(tmp_path: Path, config: str, sentence: str) -> None:
-    """With the line where there is one."""
+    """With the line where there is one, or with what to do: what is open to others is no place for an executor."""
+    (tmp_path / "run").mkdir(mode=0o755 if "chmod" in sentence else 0o700)
     path = tmp_path / "config.py"
     path.write_text(config)
     with pytest.raises(ConfigError, match=re.escape(sentence)), in_process("--config", str(path), directory=tmp_path):
         pass
 
 
-def test_a_runtime_directory_of_others_is_refused(tmp_path: Path) -> None:
-    """What is open to others is no place to meet the executor."""
-    (tmp_path / "run").mkdir(mode=0o755)
-    with pytest.raises(ConfigError, match="chmod 700"), in_process(directory=tmp_path):
-        pass
-
-
 def test_a_single_user_gets_a_token_and_what_to_do_with_it(tmp_path: Path) -> None:
-    """The line printed is all that is needed; SIGINT ends the gateway in order, and no token is in its log."""
+    """The line printed is all that is needed; SIGINT ends the gateway in order, and no token is in its log.
+
+    There are no classes: it says what to do.
+    """
     gateway = subprocess.Popen(
         [sys.executable, "-m", "sharedkernel", "gateway", "--port", "0", "--runtime-dir", str(tmp_path / "run")],
         stdout=subprocess.PIPE,
@@ -96,6 +81,10 @@ def test_a_single_user_gets_a_token_and_what_to_do_with_it(tmp_path: Path) -> No
             assert (await client.request("GET", "/api/me")).body["identity"]["admin"] is True
             answer = await client.request("GET", f"/sharedkernel/api/status?token={token}")
             assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
+            lesson = {"users": ["maria"], "until": "2999-01-01T00:00:00Z"}
+            answer = await client.request("PUT", "/sharedkernel/api/class", lesson)
+            assert (answer.status, answer.body["reason"]) == (403, "not_allowed")
+            assert "start it with `--identity tokens`" in answer.body["message"]
             assert (await Client(url, "wrong").request("GET", f"/api/kernels?token={token}x")).status == 403
 
         run(scenario())
@@ -126,7 +115,10 @@ def test_an_absent_executor_is_told_of_in_the_log(
 
 
 def test_every_route_needs_a_token(tmp_path: Path) -> None:
-    """No handler that the application has answers a stranger, but for what says nothing of anybody."""
+    """No handler that the application has answers a stranger, but for what says nothing of anybody.
+
+    The end closes the database of notebooks' sessions: else Python says, some time, that somebody has left it open.
+    """
     pages = ("/sharedkernel/page/sign-in", "/sharedkernel/page/invitation")
     public = ("/api", "/robots.txt", "/favicon.ico", "/healthz", "/readyz", *pages)
 
@@ -150,11 +142,6 @@ def test_every_route_needs_a_token(tmp_path: Path) -> None:
 
     with in_process(directory=tmp_path) as (gateway, loop):
         loop.run(scenario(gateway))
-
-
-def test_the_end_closes_the_database_of_notebook_sessions(tmp_path: Path) -> None:
-    """Or Python says, whenever it is collected, that somebody has left it open."""
-    with in_process(directory=tmp_path) as (gateway, _):
         database = gateway.session_manager.connection
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         database.execute("SELECT 1")
@@ -168,7 +155,8 @@ def in_process(*arguments: str, directory: Path) -> Iterator[tuple[SharedKernelG
 
         async def start() -> SharedKernelGateway:
             gateway = SharedKernelGateway()
-            gateway.initialize(["--port", "0", "--runtime-dir", str(directory / "run"), *arguments])
+            port = () if "--port" in arguments else ("--port", "0")
+            gateway.initialize([*port, "--runtime-dir", str(directory / "run"), *arguments])
             return gateway
 
         try:

@@ -6,29 +6,20 @@ import asyncio
 import json
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tornado.simple_httpclient import HTTPStreamClosedError
 
-from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.gateway.auth.tokens import TokenFile
 from tests.gateway.classroom.conftest import CLASS, accept, after, begin, join
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 from tests.gateway.page.browser import FORM, Browser
-from tests.gateway.test_command import in_process
-
-SINGLE_TOKEN = "one-token-for-the-only-user"
-
-
-def class_file(stack: Stack) -> Path:
-    return stack.directory / "sharedkernel_class.json"
 
 
 def kept_classes(stack: Stack) -> Any:
-    return json.loads(class_file(stack).read_text())["classes"]
+    return json.loads((stack.directory / "sharedkernel_class.json").read_text())["classes"]
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -103,60 +94,37 @@ async def test_from_the_beginning_to_the_end(stack: Stack) -> None:
     assert began["until"] > began["time"]
 
 
-def test_a_restart_and_a_reload_change_nothing(stack: Stack) -> None:
+async def test_a_restart_and_a_reload_change_nothing(stack: Stack) -> None:
     """Limits, tokens and invitations hold; the executor enforces the limits of one who comes later."""
+    codes = await begin(stack, "maria", "niels", memory="64MiB")
+    maria = Client(stack.gateway_url, await join(stack, codes["maria"]))
 
-    async def before() -> tuple[str, str]:
-        codes = await begin(stack, "maria", "niels", memory="64MiB")
-        return await join(stack, codes["maria"]), codes["niels"]
-
-    async def holds(token: str) -> None:
+    async def check_limits() -> None:
         assert await quota(stack, "maria", "memory") == ("64MiB", "class: group class")
-        maria = Client(stack.gateway_url, token)
         kernel = await maria.start()
         assert await quota_bytes(stack, "maria") == 64 << 20
         await maria.end(kernel)
 
-    async def joins(code: str) -> None:
-        assert (await Client(stack.gateway_url, await join(stack, code)).request("GET", "/api/kernels")).status == 200
-
-    results: list[tuple[str, str]] = []
-
-    async def first() -> None:
-        results.append(await before())
-        await holds(results[0][0])
-
-    run(first())
-    (token, code) = results[0]
     stack.reload(stack.config_path.read_text() + "\n")
-    run(holds(token))
+    await check_limits()
     stack.gateway.kill()
     stack.restart_gateway()
-    run(holds(token))
-    run(joins(code))
+    await check_limits()
+    niels = Client(stack.gateway_url, await join(stack, codes["niels"]))
+    assert (await niels.request("GET", "/api/kernels")).status == 200
 
 
 @pytest.mark.heavy
-def test_the_clock_ends_a_class_while_the_gateway_is_away(stack: Stack) -> None:
+async def test_the_clock_ends_a_class_while_the_gateway_is_away(stack: Stack) -> None:
     """Its sessions end when the gateway is back and has found them."""
-
-    async def start() -> None:
-        codes = await begin(stack, "maria")
-        maria = Client(stack.gateway_url, await join(stack, codes["maria"]))
-        await maria.start()
-        assert (await stack.client("ada").request("PATCH", CLASS, {"until": after(seconds=2)})).status == 200
-
-    async def ended() -> None:
-        ada = stack.client("ada")
-        while (await ada.request("GET", CLASS)).body["class"] is not None:  # noqa: ASYNC110  # another process's
-            await asyncio.sleep(0.05)
-        kernels = (await ada.request("GET", "/api/kernels")).body
-        assert kernels == []
-
-    run(start())
+    ada, codes = stack.client("ada"), await begin(stack, "maria")
+    await Client(stack.gateway_url, await join(stack, codes["maria"])).start()
+    assert (await ada.request("PATCH", CLASS, {"until": after(seconds=1)})).status == 200
     stack.gateway.kill()
     stack.restart_gateway()
-    run(ended())
+    while (await ada.request("GET", CLASS)).body["class"] is not None:  # noqa: ASYNC110  # another process's
+        await asyncio.sleep(0.05)
+    assert (await ada.request("GET", "/api/kernels")).body == []
     assert kept_classes(stack) == {}
 
 
@@ -179,8 +147,12 @@ async def test_sessions_are_told_once_of_the_end(stack: Stack) -> None:
 
 
 async def test_what_users_had_before_stays(stack: Stack) -> None:
-    """Sessions, and all tokens but those that an invitation gave, and those that were made with these."""
+    """Sessions, and all tokens but those that an invitation gave, and those that were made with these.
+
+    The end can be moved for both; a page that was opened with one says why it is signed out.
+    """
     linus, ada = stack.client("linus"), stack.client("ada")
+    tokens = TokenFile(stack.directory / "tokens.json")
     browser, own = Browser(stack.gateway_url), Browser(stack.gateway_url)
     async with linus.attach(await linus.start()) as training:
         body = {"users": ["linus"], "limits": {}, "until": after(hours=1)}
@@ -193,6 +165,10 @@ async def test_what_users_had_before_stays(stack: Stack) -> None:
         made, other = [
             (await each.request("POST", "/sharedkernel/page/token")).body["token"] for each in (browser, own)
         ]
+        moved = after(hours=3)
+        assert (await ada.request("PATCH", CLASS, {"until": moved})).status == 200
+        ends = [str(token.expires) for token in tokens.tokens().values() if token.user == "linus" and token.expires]
+        assert ends == [f"{moved[:19]}+00:00".replace("T", " ")] * 2
         await Client(stack.gateway_url, given).start()
         assert (await ada.request("DELETE", CLASS)).body["message"] == "The class is over; 1 session ended."
         clients = [Client(stack.gateway_url, token) for token in (given, made, other, linus.token)]
@@ -200,7 +176,9 @@ async def test_what_users_had_before_stays(stack: Stack) -> None:
         assert [answer.status for answer in answers] == [403, 403, 200, 200]
         assert len(answers[-1].body) == 1
         assert (await training.run("1 + 1"))["text"] == "2"
-    TokenFile(stack.directory / "tokens.json").remove(other.rpartition("-")[0])
+    assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
+    assert "The class has ended, and your sign-in with it." in (await browser.request("GET", FORM)).body
+    tokens.remove(other.rpartition("-")[0])
 
 
 SHELVE = "import torch; from sharedkernel import shelf; shelf['model'] = torch.ones(4)"
@@ -212,33 +190,47 @@ async def shelves(stack: Stack) -> set[tuple[str, str]]:
     return {(shelf["user"], entry["name"]) for shelf in found for entry in shelf["entries"]}
 
 
+async def shelve(client: Client) -> None:
+    """Put something on a user's shelf, and end the session."""
+    kernel = await client.start()
+    async with client.attach(kernel) as notebook:
+        assert (await notebook.run(SHELVE))["status"] == "ok"
+    assert (await client.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
+
+
 async def test_what_new_users_have_on_their_shelves_goes_with_the_class(stack: Stack) -> None:
-    """The next class may have others of these names; what somebody has who was here before stays."""
-    ada = stack.client("ada")
-    body = {"users": ["niels", "linus"], "limits": {}, "until": after(hours=1), "allow_known": True}
-    codes = (await ada.request("PUT", CLASS, body)).body["codes"]
+    """The next class may have others of these names; what somebody has who was here before stays.
+
+    So who has left something is known: a newcomer of that name would find it.
+    """
+    ada, tokens = stack.client("ada"), TokenFile(stack.directory / "tokens.json")
+    await shelve(Client(stack.gateway_url, tokens.add("pia")))
+    tokens.remove("pia")
+    body = {"users": ["niels", "linus", "pia"], "limits": {}, "until": after(hours=1)}
+    refused = await ada.request("PUT", CLASS, body | {"users": ["niels", "pia"]})
+    assert (refused.status, refused.body["reason"]) == (409, "known_users")
+    codes = (await ada.request("PUT", CLASS, body | {"allow_known": True})).body["codes"]
     for user in ("niels", "linus"):
-        student = Client(stack.gateway_url, await join(stack, codes[user]))
-        async with student.attach(await student.start()) as notebook:
-            assert (await notebook.run(SHELVE))["status"] == "ok"
-    assert await shelves(stack) == {("niels", "model"), ("linus", "model")}
-    assert (await ada.request("DELETE", CLASS)).body["message"] == "The class is over; 2 sessions ended."
-    assert await shelves(stack) == {("linus", "model")}
-    assert (await ada.request("DELETE", "/sharedkernel/api/shelves/linus")).status == 200
+        await shelve(Client(stack.gateway_url, await join(stack, codes[user])))
+    assert await shelves(stack) == {(user, "model") for user in ("niels", "linus", "pia")}
+    assert (await ada.request("DELETE", CLASS)).status == 200
+    assert await shelves(stack) == {("linus", "model"), ("pia", "model")}
+    for user in ("linus", "pia"):
+        assert (await ada.request("DELETE", f"/sharedkernel/api/shelves/{user}")).status == 200
 
 
 @pytest.mark.heavy
 async def test_shelves_on_an_executor_that_is_away_are_cleared_once_it_is_back(stack: Stack) -> None:
-    """Until then the class is being ended."""
-    ada = stack.client("ada")
+    """Until then the class is being ended, and nobody is let in: they might have left something there."""
+    ada, tokens = stack.client("ada"), TokenFile(stack.directory / "tokens.json")
     codes = await begin(stack, "niels")
-    student = Client(stack.gateway_url, await join(stack, codes["niels"]))
-    kernel = await student.start()
-    async with student.attach(kernel) as notebook:
-        assert (await notebook.run(SHELVE))["status"] == "ok"
-    assert (await student.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
+    await shelve(Client(stack.gateway_url, await join(stack, codes["niels"])))
+    before = tokens.tokens()
     stack.executor.kill()
     try:
+        refused = await ada.request("POST", "/sharedkernel/api/people", {"users": ["emmy"]})
+        assert (refused.status, refused.body["reason"]) == (503, "executor_unavailable"), refused
+        assert tokens.tokens() == before
         assert "Sessions and shelves on a device" in (await ada.request("DELETE", CLASS)).body["message"]
         assert (await ada.request("GET", CLASS)).body["class"]["ending"] is True
     finally:
@@ -246,25 +238,6 @@ async def test_shelves_on_an_executor_that_is_away_are_cleared_once_it_is_back(s
     while (await ada.request("GET", CLASS)).body["class"] is not None:  # noqa: ASYNC110 (it is asked for)
         await asyncio.sleep(0.1)
     assert await shelves(stack) == set()
-
-
-async def test_who_has_left_something_on_a_shelf_is_known(stack: Stack) -> None:
-    """A newcomer of that name would find it."""
-    tokens = TokenFile(stack.directory / "tokens.json")
-
-    pia, ada = Client(stack.gateway_url, tokens.add("pia")), stack.client("ada")
-    kernel = await pia.start()
-    async with pia.attach(kernel) as notebook:
-        assert (await notebook.run(SHELVE))["status"] == "ok"
-    assert (await pia.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
-    tokens.remove("pia")
-    body = {"users": ["pia"], "limits": {}, "until": after(hours=1)}
-    refused = await ada.request("PUT", CLASS, body)
-    assert (refused.status, refused.body["reason"]) == (409, "known_users")
-    assert (await ada.request("PUT", CLASS, body | {"allow_known": True})).status == 200
-    assert (await ada.request("DELETE", CLASS)).status == 200
-    assert await shelves(stack) == {("pia", "model")}
-    assert (await ada.request("DELETE", "/sharedkernel/api/shelves/pia")).status == 200
 
 
 async def test_what_cannot_be_changes_nothing(stack: Stack) -> None:
@@ -307,83 +280,42 @@ async def test_what_cannot_be_changes_nothing(stack: Stack) -> None:
 
 async def test_many_sessions_end_together(stack: Stack) -> None:
     """Those that are detached, too."""
-    names = [f"student-{number}" for number in range(4)]
+    ada, names = stack.client("ada"), [f"student-{number}" for number in range(4)]
     codes = await begin(stack, *names, linger="10m")
-    clients = [Client(stack.gateway_url, await join(stack, codes[name])) for name in names]
-    for number, client in enumerate(clients):
+    for number, name in enumerate(names):
+        client = Client(stack.gateway_url, await join(stack, codes[name]))
         kernel = await client.start(KERNEL_NOTEBOOK=f"{number}.ipynb")
         async with client.attach(kernel) as notebook:
             await notebook.run("x = 1")
         if number % 2:
             await client.end(kernel)
-    assert (await stack.client("ada").request("DELETE", CLASS)).body[
-        "message"
-    ] == "The class is over; 4 sessions ended."
-    assert (await stack.client("ada").request("GET", "/sharedkernel/api/status")).body["sessions"] == []
+    assert (await ada.request("DELETE", CLASS)).body["message"] == "The class is over; 4 sessions ended."
+    assert (await ada.request("GET", "/sharedkernel/api/status")).body["sessions"] == []
 
 
-async def test_a_fresh_token_made_on_the_page_ends_with_the_class(stack: Stack) -> None:
-    """As the one of the invitation does; the end can be moved for both."""
-    codes, browser, ada = await begin(stack, "maria"), Browser(stack.gateway_url), stack.client("ada")
-    assert (await accept(browser, codes["maria"])).status == 200
-    token = (await browser.request("POST", "/sharedkernel/page/token")).body["token"]
-    moved = after(hours=3)
-    assert (await ada.request("PATCH", CLASS, {"until": moved})).status == 200
-    tokens = TokenFile(stack.directory / "tokens.json").tokens().values()
-    ends = {str(token.expires) for token in tokens if token.user == "maria"}
-    assert ends == {f"{moved[:19]}+00:00".replace("T", " ")}
-    assert (await ada.request("DELETE", CLASS)).status == 200
-    assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 403
-    assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
-    assert "The class has ended, and your sign-in with it." in (await browser.request("GET", FORM)).body
-
-
-def test_a_gateway_of_one_user_has_no_class(tmp_path: Path) -> None:
-    """It says what to do."""
-
-    async def scenario(gateway: SharedKernelGateway) -> None:
-        await asyncio.sleep(0)  # it binds its port in the loop's first round
-        client = Client(f"http://127.0.0.1:{gateway.port}", SINGLE_TOKEN)
-        refused = await client.request("PUT", CLASS, {"users": ["maria"], "until": after(hours=1)})
-        assert (refused.status, refused.body["reason"]) == (403, "not_allowed")
-        assert "start it with `--identity tokens`" in refused.body["message"]
-
-    (tmp_path / "config.py").write_text(f"c.SingleUser.token = {SINGLE_TOKEN!r}\n")
-    with in_process("--config", str(tmp_path / "config.py"), directory=tmp_path) as (gateway, loop):
-        loop.run(scenario(gateway))
-
-
-def test_an_end_goes_on_after_a_kill(stack: Stack) -> None:
+async def test_an_end_goes_on_after_a_kill(stack: Stack) -> None:
     """Wherever it was: here tokens are removed, and an executor that hangs keeps a session and a shelf."""
-    tokens = TokenFile(stack.directory / "tokens.json")
-
-    async def killed_in_the_middle() -> None:
-        codes = await begin(stack, "maria", "niels")
-        for user in ("maria", "niels"):
-            student = Client(stack.gateway_url, await join(stack, codes[user]))
-            async with student.attach(await student.start()) as notebook:
-                assert (await notebook.run(SHELVE))["status"] == "ok"
-        send(stack, signal.SIGSTOP)
-        end = asyncio.create_task(stack.client("ada").request("DELETE", CLASS))
+    ada, tokens = stack.client("ada"), TokenFile(stack.directory / "tokens.json")
+    codes = await begin(stack, "maria", "niels")
+    for code in codes.values():
+        student = Client(stack.gateway_url, await join(stack, code))
+        async with student.attach(await student.start()) as notebook:
+            assert (await notebook.run(SHELVE))["status"] == "ok"
+    send(stack, signal.SIGSTOP)
+    try:
+        end = asyncio.create_task(ada.request("DELETE", CLASS))
         await until(lambda: tokens.in_group("class") == {})
         assert not end.done()
         stack.gateway.kill()
         with pytest.raises(HTTPStreamClosedError):
             await end
-
-    async def ended() -> None:
-        ada = stack.client("ada")
-        await until(lambda: kept_classes(stack) == {})
-        assert (await ada.request("GET", "/api/kernels")).body == []
-        assert await shelves(stack) == set()
-        assert await quota(stack, "maria", "sessions") == (64, "built in")
-
-    try:
-        run(killed_in_the_middle())
     finally:
         send(stack, signal.SIGCONT)
     stack.restart_gateway()
-    run(ended())
+    await until(lambda: kept_classes(stack) == {})
+    assert (await ada.request("GET", "/api/kernels")).body == []
+    assert await shelves(stack) == set()
+    assert await quota(stack, "maria", "sessions") == (64, "built in")
 
 
 async def test_several_classes_end_each_by_itself(stack: Stack) -> None:
@@ -406,8 +338,7 @@ async def test_several_classes_end_each_by_itself(stack: Stack) -> None:
     twice = await ada.request("POST", f"{CLASS}?group=morning", {"users": ["niels"], "allow_known": True})
     assert (twice.status, "as niels would be" in twice.body["message"]) == (400, True)
     assert (await ada.request("DELETE", f"{CLASS}?group=noon")).status == 404
-    assert (await ada.request("DELETE", f"{CLASS}?group=morning")).body[
-        "message"
-    ] == "The class morning is over; 1 session ended."
+    done = await ada.request("DELETE", f"{CLASS}?group=morning")
+    assert done.body["message"] == "The class morning is over; 1 session ended."
     assert [(await student.request("GET", "/api/kernels")).status for student in students] == [403, 200]
     assert (await ada.request("DELETE", CLASS)).body["message"] == "The class evening is over; 1 session ended."

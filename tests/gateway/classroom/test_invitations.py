@@ -8,7 +8,7 @@ import pytest
 
 from tests.gateway.classroom.conftest import CLASS, PAGE, accept, begin, join
 from tests.gateway.client import Answer, Client
-from tests.gateway.conftest import Stack, run, wait_for
+from tests.gateway.conftest import Stack, wait_for
 from tests.gateway.page.browser import Browser
 
 
@@ -57,11 +57,11 @@ async def test_whose_link_was_replaced_has_not_joined(stack: Stack) -> None:
 
 
 @pytest.mark.heavy
-def test_an_invitation_opens_again_in_its_browser_until_the_command_has_run(stack: Stack) -> None:
+async def test_an_invitation_opens_again_in_its_browser_until_the_command_has_run(stack: Stack) -> None:
     """Each time with another token in the place of the first; a restart of the gateway changes nothing."""
     file = stack.directory / "sharedkernel_class.json"
     browser, other = Browser(stack.gateway_url), Browser(stack.gateway_url)
-    codes: dict[str, str] = {}
+    codes = await begin(stack, "maria", "niels", group="physics")
 
     async def look(who: Browser, user: str = "maria") -> Answer:
         assert (await who.request("GET", PAGE)).status == 200
@@ -72,41 +72,32 @@ def test_an_invitation_opens_again_in_its_browser_until_the_command_has_run(stac
         assert answer.status == 200, answer
         return str(answer.body["install_command"].rpartition(" ")[2])
 
-    async def use(token: str) -> int:
-        return (await Client(stack.gateway_url, token).request("GET", "/api/kernelspecs")).status
-
-    async def first() -> None:
-        codes.update(await begin(stack, "maria", "niels", group="physics"))
-        found = (await look(browser)).body
-        assert {key: found[key] for key in ("user", "class", "teacher", "again")} == {
-            "user": "maria", "class": "physics", "teacher": "ada", "again": False,
-        }  # fmt: skip
-        assert (await look(browser)).status == 200  # nothing was used up
-        tokens = [await command_of(browser)]
-        (cookie,) = (morsel for name, morsel in browser.flags.items() if name.startswith("sharedkernel-invitation-"))
-        assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", PAGE)
-        assert cookie.value not in file.read_text()
-        assert (await look(browser)).body["again"] is True
-        assert (await look(browser, "niels")).body["again"] is False
-        # its code alone opens nothing, and neither does another invitation's key
-        other.cookies |= {name: "another" for name in browser.cookies if name.startswith("sharedkernel-invitation-")}
-        for answer in (await look(other), await accept(other, codes["maria"])):
-            assert (answer.status, answer.body["reason"]) == (409, "invitation_used")
-        tokens.append(await command_of(browser))
-        assert [await use(token) for token in tokens] == [403, 200]
-        answer = await look(browser)
+    found = (await look(browser)).body
+    assert {key: found[key] for key in ("user", "class", "teacher", "again")} == {
+        "user": "maria", "class": "physics", "teacher": "ada", "again": False,
+    }  # fmt: skip
+    assert (await look(browser)).status == 200  # nothing was used up
+    tokens = [await command_of(browser)]
+    (cookie,) = (morsel for name, morsel in browser.flags.items() if name.startswith("sharedkernel-invitation-"))
+    assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", PAGE)
+    assert cookie.value not in file.read_text()
+    assert (await look(browser)).body["again"] is True
+    assert (await look(browser, "niels")).body["again"] is False
+    # its code alone opens nothing, and neither does another invitation's key
+    other.cookies |= {name: "another" for name in browser.cookies if name.startswith("sharedkernel-invitation-")}
+    for answer in (await look(other), await accept(other, codes["maria"])):
         assert (answer.status, answer.body["reason"]) == (409, "invitation_used")
-        assert "its command has run" in answer.body["message"]
-
-    async def second() -> None:
-        for answer in (await look(browser), await accept(browser, codes["maria"])):
-            assert "its command has run" in answer.body["message"]
-
-    run(first())
+    tokens.append(await command_of(browser))
+    clients = [Client(stack.gateway_url, token) for token in tokens]
+    assert [(await client.request("GET", "/api/kernelspecs")).status for client in clients] == [403, 200]
+    answer = await look(browser)
+    assert (answer.status, answer.body["reason"]) == (409, "invitation_used")
+    assert "its command has run" in answer.body["message"]
     wait_for(lambda: '"has_connected":true' in file.read_text())
     stack.gateway.kill()
     stack.restart_gateway()
-    run(second())
+    for answer in (await look(browser), await accept(browser, codes["maria"])):
+        assert "its command has run" in answer.body["message"]
 
 
 async def test_a_thief_of_a_code_keeps_nothing(stack: Stack) -> None:
@@ -128,29 +119,23 @@ async def test_a_thief_of_a_code_keeps_nothing(stack: Stack) -> None:
     assert [entry["id"] for entry in (await maria.request("GET", "/api/kernels")).body] == [kernel]
 
 
-async def test_a_code_comes_from_the_page_itself(stack: Stack) -> None:
-    """A form of another site, or a body that is far too long, uses nothing up."""
-    codes = await begin(stack, "maria")
+async def test_a_code_comes_from_the_page_itself_and_is_in_no_file_and_no_log(stack: Stack) -> None:
+    """A form of another site, or a body that is far too long, uses nothing up; the page is the same for every code.
+
+    Nor are the tokens that they give in any file.
+    """
+    codes = await begin(stack, "maria", "niels")
     assert (await accept(Browser(stack.gateway_url), codes["maria"], xsrf=False)).status == 403
     browser = Browser(stack.gateway_url)
-    await browser.request("GET", PAGE)
+    pages = [(await browser.request("GET", PAGE)).body, (await Browser(stack.gateway_url).request("GET", PAGE)).body]
+    assert pages[0] == pages[1]
     long = await browser.request("POST", f"{PAGE}/accept", {"code": codes["maria"], "more": "x" * 5000})
     assert long.status == 403
     wrong = await browser.request("POST", f"{PAGE}/accept", {"code": 3})
     assert (wrong.status, wrong.body["reason"]) == (400, "bad_request")
-    assert (await accept(browser, codes["maria"])).status == 200
-
-
-async def test_codes_are_in_no_file_and_no_log(stack: Stack) -> None:
-    """Nor are the tokens that they give; the page is the same for every code."""
-    seen: list[str] = []
-
-    codes = await begin(stack, "maria", "niels")
     token = await join(stack, codes["maria"])
-    await Browser(stack.gateway_url).request("GET", f"{PAGE}?code={codes['niels']}")  # what no page of ours sends
-    pages = [(await Browser(stack.gateway_url).request("GET", PAGE)).body for _ in range(2)]
-    assert pages[0] == pages[1]
-    seen.extend([codes["maria"].partition("-")[2], token.rpartition("-")[2]])
+    await browser.request("GET", f"{PAGE}?code={codes['niels']}")  # what no page of ours sends
+    seen = [codes["maria"].partition("-")[2], token.rpartition("-")[2]]
     files = [stack.gateway.log_path, *stack.directory.glob("*.json"), stack.runtime_directory / "audit.jsonl"]
     assert stack.directory / "sharedkernel_class.json" in files
     assert [path for path in files for secret in seen if secret in path.read_text()] == []
