@@ -7,13 +7,14 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from sharedkernel.gateway.app import SharedKernelGateway
+from tests.command import run_here
 from tests.gateway.client import PATIENCE
 from tests.gateway.test_command import in_process
 
@@ -38,11 +39,8 @@ _SECTION = "c.SharedKernelGateway"
 def check(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Check the configuration at *path*."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTERHUB_")}
-    return subprocess.run(
-        [sys.executable, "-m", "sharedkernel", "gateway", "--check-config", "--config", str(path),
-         "--runtime-dir", str(path.parent / "run")],
-        capture_output=True, text=True, check=False, timeout=120, env=variables | environment,
-    )  # fmt: skip
+    with mock.patch.dict(os.environ, variables | environment, clear=True):
+        return run_here("gateway", "--check-config", "--config", str(path), "--runtime-dir", str(path.parent / "run"))
 
 
 def test_the_configuration_is_checked_with_one_sentence_for_each_fault(tmp_path: Path) -> None:
@@ -109,7 +107,6 @@ def test_quotas_of_a_group_that_nobody_can_be_in_are_warned_of(tmp_path: Path, i
         assert checked.stderr.startswith(f"sharedkernel: {path}, line 6: policy is 'fare'; write one of 'fair'")
 
 
-@pytest.mark.heavy
 def test_what_a_hubs_service_lacks_is_said(tmp_path: Path) -> None:
     """Its name is a fault, as at a start; the hub's address may be the usual one, and files may say both."""
     path = tmp_path / "config.py"
