@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 import resource
 import signal
 import socket
@@ -27,10 +29,15 @@ from tests.session.forking import SHOWS_PROGRAMS, Forks
 PATIENCE = 60.0
 GIB = 1 << 30
 
+#: lines of torch's logs and of Kineto's, which have times in them
+_LOGGED = re.compile(r"USDT:|[WI]\d{4} ")
+_CELL = re.compile(r"Cell In\[\d+\]")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
 M = TypeVar("M", bound=protocol.Message)
 
-#: the warm parent of this process's sessions, from the first one on
-_started: list[Forks] = []
+#: returns the warm parent of this process's sessions, from the first one on
+warm_parent = functools.cache(Forks)
 
 
 class SessionUnderTest:
@@ -53,8 +60,8 @@ class SessionUnderTest:
         self._news = threading.Condition()
         self._connection: socket.socket | None = None
         #: called with each :class:`DeviceWanted`, to say what the executor does
-        self.on_wanted: Callable[[protocol.DeviceWantedReport], None] = lambda wanted: self.say(protocol.Granted())
-        self.on_withdrawn: Callable[[], None] = lambda: self.say(protocol.WithdrawalSeen())
+        self.on_wanted: Callable[[protocol.DeviceWantedReport], None] = self.grant
+        self.on_withdrawn: Callable[[], None] = self.see_withdrawal
         #: whether the executor greets the session that comes to it
         self.is_there = True
         self.page = Page.create("test")
@@ -64,7 +71,7 @@ class SessionUnderTest:
         self._server = threading.Thread(target=self._serve, daemon=True)
         self._server.start()
         self._log = path / "session.log"
-        self.process = _forks().fork(path, self.page.descriptor)
+        self.process = warm_parent().fork(path, self.page.descriptor)
         hello = self.wait_for(protocol.SessionHello)
         assign = protocol.Assign(session="s", user="ada", notebook=None, cwd="/", env={})
         self.say(assign)
@@ -108,6 +115,27 @@ class SessionUnderTest:
         """Send *message* to the session."""
         assert self._connection is not None
         self._connection.sendall(protocol.encode(message))
+
+    def grant(self, wanted: protocol.DeviceWantedReport | None = None) -> None:
+        """Give the session the device."""
+        self.say(protocol.Granted())
+
+    def see_withdrawal(self) -> None:
+        """Answer that the session wants the device no more."""
+        self.say(protocol.WithdrawalSeen())
+
+    def decide_growth(self, answer: Callable[[protocol.DeviceWantedReport], None]) -> None:
+        """Grant at once all but more memory, for which *answer* is called from now on."""
+        self.on_wanted = lambda wanted: answer(wanted) if wanted.growth else self.grant()
+
+    def preempt_at_once(self) -> None:
+        """Want each grant back as soon as it is given."""
+
+        def answer(wanted: protocol.DeviceWantedReport) -> None:
+            self.page.words[Word.PREEMPT] = 1
+            self.grant()
+
+        self.on_wanted = answer
 
     def wait_for(self, kind: type[M], since: int = 0, where: Callable[[M], bool] = lambda message: True) -> M:
         """Return the first message of *kind* heard as number *since* or later for which *where* holds."""
@@ -158,11 +186,18 @@ class SessionUnderTest:
         """Return the content of the reply to *request*, as :func:`reply_of` does."""
         return reply_of(self.client, request)
 
-    def request(self, kind: str, content: dict[str, Any]) -> str:
-        """Send a request of the shell channel; return its id."""
+    def request(self, kind: str, content: dict[str, Any], subshell: str | None = None) -> str:
+        """Send a request of the shell channel, or of a subshell's; return its id."""
         message = self.client.session.msg(kind, content)
+        message["header"]["subshell_id"] = subshell
         self.client.shell_channel.send(message)
         return str(message["header"]["msg_id"])
+
+    def control(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
+        """Send a request of the control channel; return its reply."""
+        self.client.control_channel.send(self.client.session.msg(kind, content))
+        reply: dict[str, Any] = self.client.get_control_msg(timeout=PATIENCE)
+        return reply
 
     def interrupt(self) -> None:
         """Interrupt as a Jupyter server does."""
@@ -191,6 +226,12 @@ class SessionUnderTest:
         since = self.mark
         self.say(protocol.RestoreCommand())
         self.wait_for(protocol.RestoredReport, since)
+
+    def reset(self) -> None:
+        """Have the executor give all again, and forget all names but torch."""
+        self.on_wanted = self.grant
+        self.limit(64 * GIB)
+        self.run("%reset -f\nimport torch")
 
     def run_restored(self, code: str) -> dict[str, Any]:
         """Run a cell that is given room for what is away, if anything is."""
@@ -223,16 +264,12 @@ class SessionUnderTest:
         self.page.close()
 
 
-def _forks() -> Forks:
-    if not _started:
-        _started.append(Forks())
-    return _started[0]
-
-
-def end_forks() -> None:
-    """End the warm parent of the sessions under test."""
-    while _started:
-        _started.pop().close()
+def wait_until(is_so: Callable[[], object], told: Callable[[], object] = lambda: None) -> None:
+    """Return once *is_so*; a failure's text is what *told* returns."""
+    deadline = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < deadline, told()
+        time.sleep(0.01)
 
 
 def _receive(connection: socket.socket) -> bytes:
@@ -269,3 +306,14 @@ def reply_of(client: BlockingKernelClient, request: str) -> dict[str, Any]:
         message = client.get_shell_msg(timeout=deadline - time.monotonic())
         if message["parent_header"].get("msg_id") == request:
             return {**message["content"], "text": "".join(texts), "shown": shown, "errors": errors}
+
+
+def run_on_both(session: SessionUnderTest, stock: BlockingKernelClient, code: str) -> tuple[Any, Any]:
+    """Run a cell here and there; return status, printed lines and traceback of both, without what is never the same."""
+    return _comparable(session.run(code)), _comparable(reply_of(stock, stock.execute(code)))
+
+
+def _comparable(reply: dict[str, Any]) -> tuple[str, list[str], str]:
+    lines = [line for line in reply["text"].splitlines() if not _LOGGED.match(line)]
+    trace = _COLOURS.sub("", "\n".join(reply.get("traceback", [])))
+    return reply["status"], lines, _CELL.sub("Cell In[N]", trace)

@@ -8,36 +8,31 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 
 import nbformat
 import pytest
 import zmq
-from ipykernel.iostream import IOPubThread
-from jupyter_client.session import Session as MessageSession
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionComplete
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Word
+from sharedkernel.session.channels.backpressure import OutputThread
 from sharedkernel.session.wait_display import WaitDisplay
 from tests.session.harness import PATIENCE, SessionUnderTest
+from tests.session.outputs import FakeKernel, outputs_to_one
 
 Message = dict[str, Any]
 #: one slow loop with a boundary at each turn
 _LOOP = "import sharedkernel\nfor _ in sharedkernel.iterations(range(100)): torch.ones(3)"
 
 
-def withhold(wanted: protocol.DeviceWantedReport) -> None:
-    """Grant nothing."""
-
-
 @pytest.fixture
-def session(shared_session: SessionUnderTest) -> SessionUnderTest:
+def session(session: SessionUnderTest) -> SessionUnderTest:
     """Return a session that is granted the device only when the test says so."""
-    shared_session.on_wanted = withhold
-    return shared_session
+    session.on_wanted = lambda wanted: None
+    return session
 
 
 class Cell:
@@ -112,15 +107,17 @@ def shown(session: SessionUnderTest, code: str, holder: str) -> Cell:
 def test_it_is_shown_updated_in_place_and_gone(session: SessionUnderTest) -> None:
     """One display with reason, place, expected wait and a bar, changed where it stands; the notebook has none of it."""
     cell = Cell(session, "torch.ones(3).sum(); None")
-    waiting(session, cell, "grace", expected_seconds=1000.0)
+    waiting(session, cell, "grace", expected_seconds=50.0)
     first = cell.until_shown("grace")
+    moved = cell.until_shown("Expected wait")  # although the executor has nothing new to say
+    assert moved["content"]["data"] != first["content"]["data"]
     session.say(protocol.Waiting(reason="lane", position=1, holder="grace", expected_seconds=500.0))
     second = cell.until_shown("place 1 ")
-    assert "place 2 in the queue. Expected wait: about 17 m more." in first["content"]["data"]["text/plain"]
+    assert "place 2 in the queue. Expected wait: about" in first["content"]["data"]["text/plain"]
     assert "<progress" in first["content"]["data"]["text/html"]
     assert first["content"]["transient"] == second["content"]["transient"]
     assert len(cell.saved) == 1
-    session.say(protocol.Granted())
+    session.grant()
     cell.until_cleared()
     assert cell.end() == "ok"
     assert (cell.kinds[0], cell.kinds[-1]) == ("display_data", "clear_output")
@@ -139,34 +136,24 @@ def test_a_cell_that_waits_for_the_executor_itself_says_so(session: SessionUnder
     session.wait_for(protocol.SessionHello, since)
     session.say(protocol.Waiting(reason="lane", position=1, holder="john"))
     cell.until_shown("john")
-    session.say(protocol.Granted())
+    session.grant()
     assert cell.end() == "ok"
     assert cell.saved == []
-
-
-def test_the_bar_moves_with_the_time(session: SessionUnderTest) -> None:
-    """Although the executor has nothing new to say."""
-    cell = Cell(session, "torch.ones(3).sum(); None")
-    waiting(session, cell, "grace", expected_seconds=50.0)
-    before = cell.until_shown("Expected wait")["content"]["data"]
-    assert cell.until_shown("Expected wait")["content"]["data"] != before
-    session.say(protocol.Granted())
-    assert cell.end() == "ok"
 
 
 def test_each_wait_of_a_cell_without_output_shows_a_line_of_its_own(session: SessionUnderTest) -> None:
     """A training that prints nothing waits for many turns, and leaves nothing in its notebook."""
     cell = shown(session, _LOOP, "grace")
     session.page.words[Word.PREEMPT] = 1
-    session.say(protocol.Granted())
+    session.grant()
     cell.until_cleared()
     session.wait_for(protocol.GrantReleasedReport, cell.since)
     first = session.wait_for(protocol.DeviceWantedReport, cell.since)
     session.wait_for(protocol.DeviceWantedReport, cell.since, lambda wanted: wanted is not first)
     session.say(protocol.Waiting(reason="lane", position=1, holder="hedy"))
     cell.until_shown("hedy")
-    session.on_wanted = lambda wanted: session.say(protocol.Granted())
-    session.say(protocol.Granted())
+    session.on_wanted = session.grant
+    session.grant()
     assert cell.end() == "ok"
     assert cell.kinds.count("display_data") == cell.kinds.count("clear_output") == 2
     assert cell.saved == []
@@ -193,7 +180,7 @@ def test_what_a_forked_process_prints_meanwhile_stays(session: SessionUnderTest,
     cell = shown(session, "fork(); torch.ones(3); os.wait()[1]", "grace")
     (tmp_path / "go").write_text("now")
     cell.until(lambda message: message["msg_type"] == "stream")
-    session.say(protocol.Granted())
+    session.grant()
     assert cell.end() == "ok"
     assert "".join(output.get("text", "") for output in cell.saved) == "from a process\n"
     assert cell.kinds.count("clear_output") == 1
@@ -202,27 +189,12 @@ def test_what_a_forked_process_prints_meanwhile_stays(session: SessionUnderTest,
 class Published:
     """What a kernel of the test's own publishes, whose cells may show a line."""
 
-    def __init__(self) -> None:
-        self._context = zmq.Context()
-        socket = self._context.socket(zmq.XPUB)
-        socket.bind("inproc://outputs")
-        self._listener = self._context.socket(zmq.SUB)
-        self._listener.connect("inproc://outputs")
-        self._listener.subscribe(b"")
-        self._listener.rcvtimeo = 1000 * int(PATIENCE)
-        socket.recv()  # the subscription
-        self._thread = IOPubThread(socket)
-        self._thread.start()
-        self._kernel = SimpleNamespace(
-            session=MessageSession(key=b"a key"),
-            iopub_socket=self._thread.background_socket,
-            ident="a-kernel",
-            get_parent=lambda: {"header": {"msg_id": "a cell"}},
-        )
+    def __init__(self, thread: OutputThread, listener: zmq.Socket[Any]) -> None:
+        self._kernel, self._listener = FakeKernel(thread), listener
         #: called before the line, or its end, is sent
         self.before_line: Callable[[], None] = lambda: None
         self.notice = WaitDisplay(self._kernel, self._out_of_turn)
-        self.notice.attend(SimpleNamespace(iopub_thread=self._thread))
+        self.notice.attend(self._kernel)
 
     @contextlib.contextmanager
     def _out_of_turn(self) -> Iterator[None]:
@@ -238,22 +210,14 @@ class Published:
         self.publish("all", {}, "no cell")
         kinds: list[str] = []
         while "all" not in kinds:
-            _, frames = self._kernel.session.feed_identities(self._listener.recv_multipart())
-            kinds.append(self._kernel.session.deserialize(frames)["msg_type"])
+            kinds.append(self._kernel.read(self._listener)["msg_type"])
         return kinds[:-1]
-
-    def close(self) -> None:
-        self._thread.stop()
-        self._thread.close()
-        self._listener.close()
-        self._context.term()
 
 
 @pytest.fixture(scope="module")
 def published() -> Iterator[Published]:
-    published = Published()
-    yield published
-    published.close()
+    with outputs_to_one() as (thread, listener):
+        yield Published(thread, listener)
 
 
 _TEXT = {"name": "stdout", "text": "x"}

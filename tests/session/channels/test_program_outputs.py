@@ -14,7 +14,7 @@ _RARELY = 100
 _MANY = 100_000
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def session() -> Iterator[SessionUnderTest]:
     with SessionUnderTest(shows_programs=True) as session:
         session.run(f"import os, subprocess, sys\nsys.setswitchinterval({_RARELY})")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from sharedkernel import protocol
@@ -30,17 +28,19 @@ finally:
 
 
 @pytest.fixture
-def session() -> Iterator[SessionUnderTest]:
-    """Yield a session with ample room, whose executor wants each grant back as soon as it is given."""
-    with SessionUnderTest() as session:
+def session(session: SessionUnderTest) -> SessionUnderTest:
+    """Return a session with ample room, whose executor wants each grant back as soon as it is given."""
+    session.preempt_at_once()
+    session.limit(64 * GIB)
+    return session
 
-        def answer(wanted: protocol.DeviceWantedReport) -> None:
-            session.page.words[Word.PREEMPT] = 1
-            session.say(protocol.Granted())
 
-        session.on_wanted = answer
-        session.limit(64 * GIB)
-        yield session
+# first, while nothing is known of code that goes on at once
+def test_code_that_does_something_else_first_does_not(session: SessionUnderTest) -> None:
+    """Others have the device meanwhile."""
+    reply = session.run(TRAIN.format(iterations=40, pause=0.01))
+    assert reply["status"] == "ok", reply
+    assert set(reply["text"].split()[1:-1]) == {"1"}
 
 
 def test_code_that_goes_on_at_once_waits_at_its_boundary(session: SessionUnderTest) -> None:
@@ -49,13 +49,6 @@ def test_code_that_goes_on_at_once_waits_at_its_boundary(session: SessionUnderTe
     assert reply["status"] == "ok", reply
     # now and then the next operation waits, to see how soon it comes
     assert set(reply["text"].split()[20:-1]) == {"0", "1"}
-
-
-def test_code_that_does_something_else_first_does_not(session: SessionUnderTest) -> None:
-    """Others have the device meanwhile."""
-    reply = session.run(TRAIN.format(iterations=40, pause=0.01))
-    assert reply["status"] == "ok", reply
-    assert set(reply["text"].split()[1:-1]) == {"1"}
 
 
 def test_an_interrupt_ends_the_wait_at_a_boundary(session: SessionUnderTest) -> None:

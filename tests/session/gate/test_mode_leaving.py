@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.ipc.shared_page import Word
 from tests.session.harness import GIB, SessionUnderTest
 
 MIB = 1 << 20
@@ -20,23 +19,11 @@ x, layer = torch.ones(8, 8), torch.nn.Linear(8, 8)
 
 
 @pytest.fixture
-def session(shared_session: SessionUnderTest) -> Iterator[SessionUnderTest]:
+def session(session: SessionUnderTest) -> Iterator[SessionUnderTest]:
     """Yield a session that has prepared, and has 64 GiB."""
-    shared_session.run(PREPARE)
-    yield shared_session
-    shared_session.on_wanted = lambda wanted: shared_session.say(protocol.Granted())
-    shared_session.limit(64 * GIB)
-    shared_session.run("%reset -f\nimport torch")
-
-
-def preempt_at_once(session: SessionUnderTest) -> None:
-    """Have the executor want each grant back as soon as it is given."""
-
-    def answer(wanted: protocol.DeviceWantedReport) -> None:
-        session.page.words[Word.PREEMPT] = 1
-        session.say(protocol.Granted())
-
-    session.on_wanted = answer
+    session.run(PREPARE)
+    yield session
+    session.reset()
 
 
 def run(session: SessionUnderTest, code: str) -> tuple[list[str], list[str]]:
@@ -60,13 +47,12 @@ def test_it_is_back_when_memory_gets_scarce() -> None:
         session.run(PREPARE)
         asked: list[int] = []
 
-        def answer(wanted: protocol.DeviceWantedReport) -> None:
-            if wanted.growth:
-                asked.append(wanted.growth)
-                session.limit(GIB + wanted.growth, quota=GIB + 256 * MIB)
-            session.say(protocol.Granted())
+        def give(wanted: protocol.DeviceWantedReport) -> None:
+            asked.append(wanted.growth)
+            session.limit(GIB + wanted.growth, quota=GIB + 256 * MIB)
+            session.grant()
 
-        session.on_wanted = answer
+        session.decide_growth(give)
         session.limit(GIB, quota=GIB + 256 * MIB)
         session.run("pass")
         reply = session.run(
@@ -92,13 +78,12 @@ def test_a_cell_that_failed_for_memory_asks_for_it_first_when_it_runs_again(sess
         assert part in reply["evalue"]
     asked: list[int] = []
 
-    def answer(wanted: protocol.DeviceWantedReport) -> None:
-        if wanted.growth:
-            asked.append(wanted.growth)
-            session.limit(quota, quota=quota)
-        session.say(protocol.Granted())
+    def give(wanted: protocol.DeviceWantedReport) -> None:
+        asked.append(wanted.growth)
+        session.limit(quota, quota=quota)
+        session.grant()
 
-    session.on_wanted = answer
+    session.decide_growth(give)
     assert session.run("second = torch.ones(1)")["status"] == "ok"
     assert not asked
     assert session.run(cell)["text"] == "600\n"
@@ -107,7 +92,7 @@ def test_a_cell_that_failed_for_memory_asks_for_it_first_when_it_runs_again(sess
 
 def test_nothing_yields_in_the_middle_of_a_trace(session: SessionUnderTest) -> None:
     """It is whole; the next signal after it is heard."""
-    preempt_at_once(session)
+    session.preempt_at_once()
     code = (
         "def double(a):\n"
         "    signal.raise_signal(signal.SIGURG)\n"
@@ -138,7 +123,7 @@ def test_compiled_code_has_the_device_before_its_first_line(session: SessionUnde
 
 def test_a_profile_counts_right_however_often_the_device_is_given_back(session: SessionUnderTest) -> None:
     """At each boundary, once that is learned, it is acquired again at once, so no operation passes the mode."""
-    preempt_at_once(session)
+    session.preempt_at_once()
     printed, released_at = run(
         session,
         "with torch.profiler.profile() as profile:\n"

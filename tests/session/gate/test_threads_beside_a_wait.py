@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Word
-from tests.session.harness import SessionUnderTest
+from tests.session.harness import SessionUnderTest, wait_until
 
 MIB = 1 << 20
 #: `needs` starts a thread that needs 286 MiB more than its session may have
@@ -34,42 +33,23 @@ def compute():
 """
 
 
-class Withheld:
-    """An executor that grants all but more memory, until it is told otherwise.
+def give(session: SessionUnderTest) -> Callable[[protocol.DeviceWantedReport], None]:
+    """Return what grants a session as much memory as it wants."""
 
-    Parameters
-    ----------
-    session
-        Whose it is.
-    """
+    def answer(wanted: protocol.DeviceWantedReport) -> None:
+        session.limit(32 << 30)
+        session.grant()
 
-    def __init__(self, session: SessionUnderTest) -> None:
-        self._session = session
-        #: what is done with a request for more memory
-        self.answer: Callable[[protocol.DeviceWantedReport], None] = lambda wanted: None
-        #: such requests until now
-        self.num_asked = 0
-        session.limit(128 * MIB)
-        session.on_wanted = self._wanted
-
-    def _wanted(self, wanted: protocol.DeviceWantedReport) -> None:
-        if not wanted.growth:
-            self._session.say(protocol.Granted())
-            return
-        self.num_asked += 1
-        self.answer(wanted)
-
-    def give(self, wanted: protocol.DeviceWantedReport) -> None:
-        """Grant what a request wants."""
-        self._session.limit(32 << 30)
-        self._session.say(protocol.Granted())
+    return answer
 
 
 @pytest.fixture
-def session() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
-        assert session.run(_START)["status"] == "ok"
-        yield session
+def session(session: SessionUnderTest) -> SessionUnderTest:
+    """Return a session whose executor grants all but more memory, until it is told otherwise."""
+    assert session.run(_START)["status"] == "ok"
+    session.limit(128 * MIB)
+    session.decide_growth(lambda wanted: None)
+    return session
 
 
 def until_asked(session: SessionUnderTest, since: int) -> protocol.DeviceWantedReport:
@@ -79,63 +59,57 @@ def until_asked(session: SessionUnderTest, since: int) -> protocol.DeviceWantedR
 @pytest.mark.heavy
 def test_a_cell_computes_while_a_thread_waits_for_memory(session: SessionUnderTest) -> None:
     """It runs to its end, and the thread then asks again."""
-    withheld, since = Withheld(session), session.mark
+    since = session.mark
     session.run("t = start(need)")
     until_asked(session, since)
     for _ in range(3):
         since = session.mark
         assert session.run("print(float(small.sum()), results.empty())")["text"] == "1000.0 True\n"
         wanted = until_asked(session, since)
-    withheld.give(wanted)
+    give(session)(wanted)
     assert session.run("print(results.get(timeout=60))")["text"] == "75000000.0\n"
 
 
 @pytest.mark.heavy
 def test_a_thread_computes_while_a_cell_waits_for_memory(session: SessionUnderTest) -> None:
-    withheld, since = Withheld(session), session.mark
+    """An interrupt or a refusal ends that wait."""
+    since = session.mark
     session.run("t = start(compute)")
-    request = session.client.execute("print(need())")
+    request = session.client.execute("need()")
     until_asked(session, since)
     since = session.mark
     until_asked(session, since)
     assert session.page.words[Word.THREADS] == 1
-    withheld.answer = withheld.give
+    session.interrupt()
+    assert session.reply(request)["ename"] == "KeyboardInterrupt"
+    session.decide_growth(lambda wanted: session.say(protocol.RefusedGrant(reason="memory", message="no room")))
+    refused = session.run("try: need()\nexcept torch.OutOfMemoryError as error: print(error)")
+    assert refused["text"] == "no room\n"
+    before = int(session.run("print(steps)")["text"])
+    assert session.run(f"while steps <= {before} + 10: time.sleep(0.01)")["status"] == "ok"
+    session.decide_growth(lambda wanted: None)
+    since = session.mark
+    request = session.client.execute("print(need()); stopped.set(); t.join()")
+    until_asked(session, since)
+    session.decide_growth(give(session))
     assert session.reply(request)["text"] == "75000000.0\n"
-    assert session.run("stopped.set(); t.join(); print(steps > 10)")["text"] == "True\n"
 
 
 @pytest.mark.heavy
 def test_nobody_is_given_way_to_while_room_is_made(session: SessionUnderTest, tmp_path: Path) -> None:
     """Others' memory would be moved for nothing."""
-    withheld, since, late = Withheld(session), session.mark, tmp_path / "late"
-    withheld.answer = lambda wanted: session.say(
-        protocol.Waiting(reason="memory", position=1, is_room_coming=not late.exists())
+    since, late = session.mark, tmp_path / "late"
+    session.decide_growth(
+        lambda wanted: session.say(protocol.Waiting(reason="memory", position=1, is_room_coming=not late.exists()))
     )
     session.run("t = start(need)")
     until_asked(session, since)
     # of the session's own, well after it would have given way
     session.run(f"threading.Timer(2.5, open, [{str(late)!r}, 'w']).start()")
     request = session.client.execute("print(float(small.sum()), results.empty())")
-    while not late.exists():
-        threading.Event().wait(0.02)
+    wait_until(late.exists)
     assert "DeviceWantWithdrawn" not in session.kinds(since)
     session.say(protocol.Waiting(reason="memory", position=1))
     assert session.reply(request)["text"] == "1000.0 True\n"
-    withheld.answer = withheld.give
+    session.decide_growth(give(session))
     assert session.run("print(results.get(timeout=60))")["text"] == "75000000.0\n"
-
-
-@pytest.mark.heavy
-def test_a_refusal_ends_the_wait_and_an_interrupt_that_of_a_cell(session: SessionUnderTest) -> None:
-    withheld, since = Withheld(session), session.mark
-    session.run("t = start(compute)")
-    request = session.client.execute("need()")
-    until_asked(session, since)
-    since = session.mark
-    until_asked(session, since)
-    session.interrupt()
-    assert session.reply(request)["ename"] == "KeyboardInterrupt"
-    withheld.answer = lambda wanted: session.say(protocol.RefusedGrant(reason="memory", message="no room"))
-    assert session.run("need()")["ename"] == "OutOfMemoryError"
-    before = int(session.run("print(steps)")["text"])
-    assert session.run(f"while steps <= {before}: time.sleep(0.01)\nstopped.set(); t.join()")["status"] == "ok"

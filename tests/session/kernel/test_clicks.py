@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.session.harness import PATIENCE, SessionUnderTest, reply_of
+from tests.session.harness import PATIENCE, SessionUnderTest
 
 _CLICK = {"method": "custom", "content": {"event": "click"}}
 
@@ -36,16 +36,11 @@ class Page:
         self.session = session
         self._client = session.client
         self.button, self.text = session.run(_BUTTON)["text"].split()
-        create = self._client.session.msg("create_subshell_request", {})
-        self._client.control_channel.send(create)
-        self._subshell = self._client.get_control_msg(timeout=PATIENCE)["content"]["subshell_id"]
+        self._subshell = session.control("create_subshell_request", {})["content"]["subshell_id"]
 
     def send(self, comm: str, data: dict[str, Any]) -> str:
         """Say something to a widget, and return the message's id."""
-        message = self._client.session.msg("comm_msg", {"comm_id": comm, "data": data})
-        message["header"]["subshell_id"] = self._subshell
-        self._client.shell_channel.send(message)
-        return str(message["header"]["msg_id"])
+        return self.session.request("comm_msg", {"comm_id": comm, "data": data}, self._subshell)
 
     def begin(self, prepare: str, wait: str) -> str:
         """Run a cell, and return its id once it is prepared and waits."""
@@ -63,15 +58,14 @@ class Page:
 
     def end(self, cell: str) -> str:
         """Return what a cell prints until it ends, without an error."""
-        reply = reply_of(self._client, cell)
+        reply = self.session.reply(cell)
         assert reply["status"] == "ok", reply
         return str(reply["text"])
 
 
 @pytest.fixture
-def page() -> Iterator[Page]:
-    with SessionUnderTest() as session:
-        yield Page(session)
+def page(session: SessionUnderTest) -> Page:
+    return Page(session)
 
 
 def test_a_click_stops_a_cell(page: Page) -> None:
@@ -103,14 +97,6 @@ def test_a_click_between_cells_and_in_one_that_awaits_is_the_main_threads(page: 
     assert page.session.run("print(clicked)")["text"] == "[('', True), ('', True)]\n"
 
 
-def test_a_loop_in_a_cell_wakes_at_a_click(page: Page) -> None:
-    """Its handler runs on another thread, and asyncio's futures tell nobody of that."""
-    nest = "import nest_asyncio2\nnest_asyncio2.apply()"
-    cell = page.begin(f"{_FUTURE}\n{nest}", "asyncio.get_event_loop().run_until_complete(future)")
-    page.send(page.button, _CLICK)
-    page.end(cell)
-
-
 def test_a_click_leaves_a_cell_its_figures(page: Page, tmp_path: Path) -> None:
     """IPython shows what was drawn after each message; pages do not show what belongs to none of their cells."""
     pytest.importorskip("matplotlib")
@@ -123,6 +109,14 @@ def test_a_click_leaves_a_cell_its_figures(page: Page, tmp_path: Path) -> None:
     messages += page.published(cell)
     shown = [message["parent_header"]["msg_id"] for message in messages if message["msg_type"] == "display_data"]
     assert shown == [cell]
+
+
+def test_a_loop_in_a_cell_wakes_at_a_click(page: Page) -> None:
+    """Its handler runs on another thread, and asyncio's futures tell nobody of that."""
+    nest = "import nest_asyncio2\nnest_asyncio2.apply()"
+    cell = page.begin(f"{_FUTURE}\n{nest}", "asyncio.get_event_loop().run_until_complete(future)")
+    page.send(page.button, _CLICK)
+    page.end(cell)
 
 
 def _is_idle(message: dict[str, Any]) -> bool:

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from tests.session.harness import SessionUnderTest
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[SessionUnderTest]:
-    """Yield a session that runs the cells of all tests here."""
-    with SessionUnderTest() as session:
-        yield session
 
 
 def test_an_error_that_cannot_be_formatted_is_shown_plainly(session: SessionUnderTest) -> None:

@@ -15,11 +15,10 @@ from sharedkernel.session.kernel.interrupts import Interrupts
 from tests.session.harness import PATIENCE, SessionUnderTest
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
-        session.run("import asyncio")
-        yield session
+@pytest.fixture
+def session(session: SessionUnderTest) -> Iterator[SessionUnderTest]:
+    yield session
+    session.on_wanted, session.on_withdrawn = session.grant, session.see_withdrawal
 
 
 @pytest.mark.parametrize(
@@ -29,6 +28,7 @@ def test_a_cell_that_is_interrupted_at_any_moment_has_its_reply(
     session: SessionUnderTest, code: str, error: str
 ) -> None:
     """Also before its first line and after its last, where nobody's code runs."""
+    session.run("import asyncio")
     rng = random.Random(0)
     began = time.monotonic()
     session.run(code)
@@ -98,49 +98,42 @@ def test_outputs_are_whole_after_interrupts_where_a_cell_prints(session: Session
 def test_a_grant_that_crosses_an_interrupt_does_not_answer_the_next_cell(session: SessionUnderTest) -> None:
     """Nor does the answer to the withdrawal, which comes late: the next cell waits for a grant of its own."""
     wanted = threading.Semaphore(0)
-    granting, session.on_wanted = session.on_wanted, lambda message: wanted.release()
-    answering, session.on_withdrawn = session.on_withdrawn, lambda: session.say(protocol.Granted())
-    try:
-        request = session.client.execute("torch.zeros(1)")
-        assert wanted.acquire(timeout=PATIENCE)
-        since = session.mark
-        session.interrupt()
-        session.wait_for(protocol.DeviceWantWithdrawnReport, since)
-        late = threading.Timer(0.3, answering)
-        late.start()
-        reply = session.reply(request)
-        assert reply["ename"] == "KeyboardInterrupt", reply
-        assert not [line for line in reply["traceback"] if "sharedkernel" in line], "where the package waits is shown"
-        request = session.client.execute("print(torch.zeros(1).sum().item())")
-        assert wanted.acquire(timeout=PATIENCE)
-        since = session.mark
-        late.join()
-        time.sleep(0.3)  # nothing may happen now
-        assert session.kinds(since) == [], "it ran without a grant"
-        session.say(protocol.Granted())
-        assert session.reply(request)["text"] == "0.0\n"
-    finally:
-        session.on_wanted, session.on_withdrawn = granting, answering
+    session.on_wanted, session.on_withdrawn = lambda message: wanted.release(), session.grant
+    request = session.client.execute("torch.zeros(1)")
+    assert wanted.acquire(timeout=PATIENCE)
+    since = session.mark
+    session.interrupt()
+    session.wait_for(protocol.DeviceWantWithdrawnReport, since)
+    late = threading.Timer(0.3, session.see_withdrawal)
+    late.start()
+    reply = session.reply(request)
+    assert reply["ename"] == "KeyboardInterrupt", reply
+    assert not [line for line in reply["traceback"] if "sharedkernel" in line], "where the package waits is shown"
+    request = session.client.execute("print(torch.zeros(1).sum().item())")
+    assert wanted.acquire(timeout=PATIENCE)
+    since = session.mark
+    late.join()
+    time.sleep(0.3)  # nothing may happen now
+    assert session.kinds(since) == [], "it ran without a grant"
+    session.grant()
+    assert session.reply(request)["text"] == "0.0\n"
 
 
 def test_an_executor_that_goes_away_at_a_withdrawal_keeps_no_cell_waiting(session: SessionUnderTest) -> None:
     """The next one is told by the greeting that the device is wanted, and has to be told that it is not."""
     wanted = threading.Semaphore(0)
-    granting, session.on_wanted = session.on_wanted, lambda message: wanted.release()
-    answering = session.on_withdrawn
-    try:
-        for _ in range(30):
-            request = session.client.execute("torch.zeros(1)")
-            assert wanted.acquire(timeout=PATIENCE)
-            session.on_withdrawn = session.hang_up
-            since = session.mark
-            session.interrupt()
-            session.wait_for(protocol.DeviceWantWithdrawnReport, since)
-            session.on_withdrawn = answering
-            session.wait_for(protocol.SessionHello, since)
-            assert session.reply(request)["ename"] == "KeyboardInterrupt"
-    finally:
-        session.on_wanted, session.on_withdrawn = granting, answering
+    session.on_wanted = lambda message: wanted.release()
+    for _ in range(30):
+        request = session.client.execute("torch.zeros(1)")
+        assert wanted.acquire(timeout=PATIENCE)
+        session.on_withdrawn = session.hang_up
+        since = session.mark
+        session.interrupt()
+        session.wait_for(protocol.DeviceWantWithdrawnReport, since)
+        session.on_withdrawn = session.see_withdrawal
+        session.wait_for(protocol.SessionHello, since)
+        assert session.reply(request)["ename"] == "KeyboardInterrupt"
+    session.on_wanted = session.grant
     assert session.run("print(torch.zeros(1).sum().item())")["text"] == "0.0\n"
 
 
@@ -148,15 +141,12 @@ def test_a_hook_that_waits_for_the_device_is_interrupted_with_its_cell(session: 
     """IPython goes on after its hooks whatever they meet; the cell of one that was interrupted does not run."""
     session.run("def hook(*_): print('hooked', flush=True); torch.zeros(1); print('went on')")
     session.run("get_ipython().events.register('pre_run_cell', hook)")
-    granting, session.on_wanted = session.on_wanted, lambda wanted: None
-    try:
-        since = session.mark
-        request = session.client.execute("print('-' * 9)")
-        session.wait_for(protocol.DeviceWantedReport, since)
-        session.interrupt()
-        reply = session.reply(request)
-    finally:
-        session.on_wanted = granting
+    session.on_wanted, since = lambda wanted: None, session.mark
+    request = session.client.execute("print('-' * 9)")
+    session.wait_for(protocol.DeviceWantedReport, since)
+    session.interrupt()
+    reply = session.reply(request)
+    session.on_wanted = session.grant
     assert reply["ename"] == "KeyboardInterrupt", reply
     assert "hooked" in reply["text"]
     assert "went on" not in reply["text"]

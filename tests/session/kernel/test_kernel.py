@@ -27,16 +27,12 @@ def test_a_request_beside_a_cell_leaves_it_busy(session: SessionUnderTest, tmp_p
     )
     states(session, (cell, "busy"))
     for _ in range(3):
-        question = session.client.session.msg("kernel_info_request", {})
-        session.client.control_channel.send(question)
-        asked = question["header"]["msg_id"]
+        asked = session.control("kernel_info_request", {})["parent_header"]["msg_id"]
         assert states(session, (cell, "busy")) == [(asked, "busy"), (asked, "idle"), (cell, "busy")]
     enough.touch()
     assert states(session, (cell, "idle")) == [(cell, "idle")]
     # Nothing comes after it but what belongs to the next request.
-    question = session.client.session.msg("kernel_info_request", {})
-    session.client.control_channel.send(question)
-    asked = question["header"]["msg_id"]
+    asked = session.control("kernel_info_request", {})["parent_header"]["msg_id"]
     assert states(session, (asked, "idle")) == [(asked, "busy"), (asked, "idle")]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.session.harness import SessionUnderTest
@@ -23,10 +21,9 @@ print(ended(int(shell.stdout)))
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
-        session.run(_ENDED)
-        yield session
+def session(session: SessionUnderTest) -> SessionUnderTest:
+    session.run(_ENDED)
+    return session
 
 
 def test_an_adopted_program_is_gone_after_the_cell_in_which_it_ended(session: SessionUnderTest) -> None:
@@ -35,17 +32,16 @@ def test_an_adopted_program_is_gone_after_the_cell_in_which_it_ended(session: Se
     assert session.run(f"print(os.path.exists('/proc/{pid}'))")["text"] == "False\n"
 
 
-@pytest.mark.parametrize("own_session", [False, True])
-def test_who_started_a_program_gets_its_exit_code(session: SessionUnderTest, own_session: bool) -> None:
-    """However many cells later it is asked for."""
-    session.run(f"own = subprocess.Popen(['sh', '-c', 'exit 3'], start_new_session={own_session})\nended(own.pid)")
+def test_who_started_a_program_gets_its_exit_code(session: SessionUnderTest) -> None:
+    """However many cells later it is asked for; also that of a forked child, of which no library keeps count."""
+    session.run(
+        "programs = [subprocess.Popen(['sh', '-c', 'exit 3'], start_new_session=own) for own in (False, True)]\n"
+        "for own in programs: ended(own.pid)\n"
+        "pid = os.fork()\n"
+        "if pid == 0: os._exit(4)\n"
+        "ended(pid)"
+    )
     session.run(_ORPHAN)
     session.run("pass")
-    assert session.run("print(own.wait())")["text"] == "3\n"
-
-
-def test_the_exit_code_of_a_forked_child_is_kept(session: SessionUnderTest) -> None:
-    """Also where no library keeps count of it."""
-    session.run("pid = os.fork()\nif pid == 0: os._exit(4)\nended(pid)")
-    session.run("pass")
+    assert session.run("print([own.wait() for own in programs])")["text"] == "[3, 3]\n"
     assert session.run("print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))")["text"] == "4\n"

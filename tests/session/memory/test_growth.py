@@ -16,27 +16,28 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def session(shared_session: SessionUnderTest) -> Iterator[SessionUnderTest]:
+def session(session: SessionUnderTest) -> Iterator[SessionUnderTest]:
     """Yield a session that may use 256 MiB of a quota of 64 GiB."""
-    shared_session.limit(256 * MIB)
-    shared_session.run("pass")
-    yield shared_session
-    shared_session.on_wanted = lambda wanted: shared_session.say(protocol.Granted())
-    shared_session.limit(64 * GIB)
-    shared_session.run("%reset -f\nimport torch")
+    session.limit(256 * MIB)
+    session.run("pass")
+    yield session
+    session.reset()
 
 
 def give(session: SessionUnderTest, asked: list[protocol.DeviceWantedReport]) -> None:
     """Have the executor give what growths ask for, and note them in *asked*."""
 
     def answer(wanted: protocol.DeviceWantedReport) -> None:
-        if wanted.growth:
-            asked.append(wanted)
-            live = max(0, session.page.words[Word.LIVE])
-            session.limit(wanted.memory.persistent + live + wanted.growth)
-        session.say(protocol.Granted())
+        asked.append(wanted)
+        live = max(0, session.page.words[Word.LIVE])
+        session.limit(wanted.memory.persistent + live + wanted.growth)
+        session.grant()
 
-    session.on_wanted = answer
+    session.decide_growth(answer)
+
+
+def refusal(message: str) -> protocol.RefusedGrant:
+    return protocol.RefusedGrant(reason="memory", message=message)
 
 
 def test_an_allocation_that_failed_is_done_again_with_more(session: SessionUnderTest) -> None:
@@ -51,21 +52,6 @@ def test_an_allocation_that_failed_is_done_again_with_more(session: SessionUnder
     assert (released.at, released.live_bytes) == ("yield", pytest.approx(128 * MIB, abs=8 * MIB))
 
 
-def test_a_refusal_is_the_users_error(session: SessionUnderTest) -> None:
-    """torch.OutOfMemoryError in that line, with the executor's words; code that catches it goes on."""
-
-    def refuse(wanted: protocol.DeviceWantedReport) -> None:
-        message = protocol.RefusedGrant(reason="memory", message="grace holds 7 GiB of 8.")
-        session.say(message if wanted.growth else protocol.Granted())
-
-    session.on_wanted = refuse
-    reply = session.run(
-        "try:\n    torch.ones(1 << 30)\nexcept torch.OutOfMemoryError as error:\n    print(error)\n"
-        "print(int(torch.ones(3).sum()))"
-    )
-    assert reply["text"] == "grace holds 7 GiB of 8.\n3\n"
-
-
 def test_what_is_freed_after_a_refusal_counts_with_the_next_request(session: SessionUnderTest) -> None:
     """The figures of the last boundary would be refused again, though the memory is there."""
     session.run("kept = torch.ones(16 << 20)")
@@ -74,7 +60,7 @@ def test_what_is_freed_after_a_refusal_counts_with_the_next_request(session: Ses
     def refuse_first(wanted: protocol.DeviceWantedReport) -> None:
         asked.append(wanted)
         is_large = wanted.memory.persistent > 48 * MIB
-        session.say(protocol.RefusedGrant(reason="memory", message="full") if is_large else protocol.Granted())
+        session.say(refusal("full") if is_large else protocol.Granted())
 
     session.on_wanted = refuse_first
     reply = session.run(
@@ -86,7 +72,7 @@ def test_what_is_freed_after_a_refusal_counts_with_the_next_request(session: Ses
 
 
 def refuse_all(session: SessionUnderTest) -> None:
-    session.on_wanted = lambda wanted: session.say(protocol.RefusedGrant(reason="memory", message="full"))
+    session.on_wanted = lambda wanted: session.say(refusal("full"))
 
 
 def test_what_earlier_code_needed_is_forgotten_once_it_is_refused(session: SessionUnderTest) -> None:
@@ -158,7 +144,7 @@ def test_what_an_interrupted_iteration_has_is_not_forgotten(session: SessionUnde
 
 def test_a_wait_for_more_can_be_interrupted(session: SessionUnderTest) -> None:
     """The cell ends; the wish is withdrawn; the next cell is as ever."""
-    session.on_wanted = lambda wanted: None if wanted.growth else session.say(protocol.Granted())
+    session.decide_growth(lambda wanted: None)
     since = session.mark
     request = session.client.execute("torch.ones(1 << 30)")
     session.wait_for(protocol.DeviceWantedReport, since, where=lambda wanted: wanted.growth > 0)
@@ -180,12 +166,7 @@ def test_beyond_the_quota_nothing_is_asked(session: SessionUnderTest) -> None:
 
 def test_headroom_that_is_refused_is_no_error(session: SessionUnderTest) -> None:
     """The next operation may fit; it is not asked for again until much more is used."""
-
-    def refuse(wanted: protocol.DeviceWantedReport) -> None:
-        refusal = protocol.RefusedGrant(reason="memory", message="full")
-        session.say(refusal if wanted.growth else protocol.Granted())
-
-    session.on_wanted = refuse
+    session.decide_growth(lambda wanted: session.say(refusal("full")))
     session.limit(256 * MIB, slack=GIB)  # the process's limit is not what this is about
     since = session.mark
     reply = session.run("a = torch.ones(59 << 20)\nfor _ in range(5000):\n    b = a[:10] + 1\nprint(float(b.sum()))")

@@ -27,10 +27,14 @@ def start(number):
 
 
 def test_threads_wait_for_a_higher_limit(session: SessionUnderTest) -> None:
-    """What the session reports is what they take, and once they have ended that they take nothing."""
+    """What the session reports is what they take, and once they have ended that they take nothing.
+
+    A limit that stays is the error that it was: the executor hangs, or has a reason; the session goes on with what it
+    has.
+    """
     session.run(START)
     session.limit(64 << 20)
-    since = len(session.heard)
+    since = session.mark
     soft, hard = resource.prlimit(session.process.pid, resource.RLIMIT_DATA)
     request = session.client.execute("start(40)")
     first = session.wait_for(protocol.Reserved, since)
@@ -40,11 +44,6 @@ def test_threads_wait_for_a_higher_limit(session: SessionUnderTest) -> None:
         protocol.Reserved, since, where=lambda said: said.data_bytes > first.data_bytes + (200 << 20)
     )
     session.wait_for(protocol.Reserved, since, where=lambda said: said.data_bytes < most.data_bytes - (200 << 20))
-
-
-def test_a_limit_that_stays_is_the_error_that_it_was(session: SessionUnderTest) -> None:
-    """The executor hangs, or has a reason; the session goes on with what it has."""
-    session.run(START)
     session.limit(64 << 20)
     reply = session.run("start(40)")
     assert reply["errors"] == ["RuntimeError"]
@@ -56,7 +55,7 @@ def test_a_limit_that_stays_is_the_error_that_it_was(session: SessionUnderTest) 
 def test_a_map_that_cannot_be_made_is_reported_as_none(session: SessionUnderTest) -> None:
     """What was asked for it is taken back at once."""
     session.limit(256 << 20)  # room for both heaps to grow: without, small objects may fail before the map does
-    since = len(session.heard)
+    since = session.mark
     reply = session.run("import mmap; mmap.mmap(-1, 8 << 30, flags=mmap.MAP_PRIVATE)")
     assert reply["errors"] == ["OSError"]
     asked = session.wait_for(protocol.Reserved, since)

@@ -24,20 +24,21 @@ def is_work_known(said: protocol.Foreseen) -> bool:
     return said.remaining_iterations is not None
 
 
-def test_the_source_is_said_with_the_first_want_and_is_the_same_however_it_is_written() -> None:
+def test_the_source_is_said_with_the_first_want_and_is_the_same_however_it_is_written(
+    session: SessionUnderTest,
+) -> None:
     """A cell that does not use the device says nothing; one that does says its source before it wants the device."""
-    with SessionUnderTest() as session:
+    since = session.mark
+    session.run("x = 1")
+    assert "Foreseen" not in session.kinds(since)
+    sources = []
+    for code in ("x = torch.ones(3) + 1", "x=torch.ones( 3 )+1  # again", "%time x = torch.ones(3) + 1"):
         since = session.mark
-        session.run("x = 1")
-        assert "Foreseen" not in session.kinds(since)
-        sources = []
-        for code in ("x = torch.ones(3) + 1", "x=torch.ones( 3 )+1  # again", "%time x = torch.ones(3) + 1"):
-            since = session.mark
-            assert session.run(code)["status"] == "ok"
-            kinds = session.kinds(since)
-            assert kinds.index("Foreseen") < kinds.index("DeviceWanted")
-            sources.append(session.wait_for(protocol.Foreseen, since).source)
-        assert sources[0] == sources[1] != sources[2]
+        assert session.run(code)["status"] == "ok"
+        kinds = session.kinds(since)
+        assert kinds.index("Foreseen") < kinds.index("DeviceWanted")
+        sources.append(session.wait_for(protocol.Foreseen, since).source)
+    assert sources[0] == sources[1] != sources[2]
 
 
 IN_FUNCTIONS = {
@@ -47,18 +48,17 @@ IN_FUNCTIONS = {
 
 
 @pytest.mark.parametrize("code", IN_FUNCTIONS.values(), ids=IN_FUNCTIONS)
-def test_what_a_loop_without_boundaries_has_left_is_known(code: str) -> None:
+def test_what_a_loop_without_boundaries_has_left_is_known(session: SessionUnderTest, code: str) -> None:
     """In functions, which are left as they were written, it is counted by the signals between two bytecodes."""
-    with SessionUnderTest() as session:
-        session.run("a, b = torch.ones(32, 64), torch.ones(64, 128)")
-        since = session.mark
-        request = session.client.execute(code)
-        said = session.wait_for(protocol.Foreseen, since, where=is_work_known)
-        assert said.remaining_iterations is not None
-        assert 10**6 < said.remaining_iterations <= 10**9
-        assert said.iteration_seconds
-        session.interrupt()
-        assert session.reply(request)["ename"] == "KeyboardInterrupt"
+    session.run("a, b = torch.ones(32, 64), torch.ones(64, 128)")
+    since = session.mark
+    request = session.client.execute(code)
+    said = session.wait_for(protocol.Foreseen, since, where=is_work_known)
+    assert said.remaining_iterations is not None
+    assert 10**6 < said.remaining_iterations <= 10**9
+    assert said.iteration_seconds
+    session.interrupt()
+    assert session.reply(request)["ename"] == "KeyboardInterrupt"
 
 
 def test_what_is_said_long_after_a_look_counts_what_passed_since() -> None:
@@ -80,19 +80,19 @@ def test_what_is_said_long_after_a_look_counts_what_passed_since() -> None:
     assert later.remaining_iterations == first.remaining_iterations - 60
 
 
-def test_a_new_executor_is_told_again() -> None:
+def test_a_new_executor_is_told_again(session: SessionUnderTest) -> None:
     """What the last one was told, the next has to know: the source with the greeting, the rest with the next news."""
-    with SessionUnderTest() as session:
-        request = session.client.execute(MULTIPLYING)
-        first = session.wait_for(protocol.Foreseen, where=is_work_known)
-        since = session.mark
-        session.hang_up()
-        hello = session.wait_for(protocol.SessionHello, since)
-        assert hello.source == first.source
-        again = session.wait_for(protocol.Foreseen, since, where=is_work_known)
-        assert again.source == first.source
-        session.interrupt()
-        session.reply(request)
+    since = session.mark
+    request = session.client.execute(MULTIPLYING)
+    first = session.wait_for(protocol.Foreseen, since, where=is_work_known)
+    since = session.mark
+    session.hang_up()
+    hello = session.wait_for(protocol.SessionHello, since)
+    assert hello.source == first.source
+    again = session.wait_for(protocol.Foreseen, since, where=is_work_known)
+    assert again.source == first.source
+    session.interrupt()
+    session.reply(request)
 
 
 def test_a_source_is_what_it_does() -> None:
