@@ -36,7 +36,6 @@ def start(work):
     begun.wait()
     return thread
 def total(): return float((kept * 2).sum())
-class Stop(Exception): pass
 def forever():
     global steps
     steps, stop.is_set = 0, False
@@ -50,21 +49,15 @@ ANSWERS = (protocol.OffloadedReport, protocol.OffloadDeclinedReport)
 TOTAL = float(2 * sum(range(1 << 20)))
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
-        session.run(_START)
-        yield session
-
-
 @pytest.fixture
-def session(shared: SessionUnderTest) -> Iterator[SessionUnderTest]:
-    yield shared
-    shared.on_wanted = lambda wanted: shared.say(protocol.Granted())
-    shared.page.words[Word.PREEMPT] = 0
-    shared.say(protocol.Granted())
-    shared.run("stop.is_set = True\nif 'go' in globals(): go.set()")
-    reply = shared.run("for t in threading.enumerate():\n    if t.name == 'mine': t.join()")
+def session(session: SessionUnderTest) -> Iterator[SessionUnderTest]:
+    session.run(_START)
+    yield session
+    session.on_wanted = session.grant
+    session.page.words[Word.PREEMPT] = 0
+    session.grant()
+    session.run("stop.is_set = True\nif 'go' in globals(): go.set()")
+    reply = session.run("for t in threading.enumerate():\n    if t.name == 'mine': t.join()")
     assert reply["status"] == "ok", reply
 
 
@@ -117,11 +110,15 @@ def result(session: SessionUnderTest) -> str:
 
 
 def test_a_thread_waits_for_a_grant_while_cells_go_on(session: SessionUnderTest) -> None:
-    asked = started(session)
+    """Also one that was started without `threading`."""
+    asked = wanted(session)
+    session.run("_thread.start_new_thread(lambda: results.put(total()), ())")
+    assert asked.wait(60)
+    session.run("t = start(total)")
     assert session.run("print(1 + 1, results.empty())")["text"] == "2 True\n"
-    assert asked.is_set()
-    session.say(protocol.Granted())
-    assert result(session) == str(TOTAL)
+    session.on_wanted = session.grant
+    session.grant()
+    assert [result(session), result(session)] == [str(TOTAL)] * 2
 
 
 def test_its_section_ends_with_the_thread_and_not_with_a_cell(session: SessionUnderTest) -> None:
@@ -154,18 +151,12 @@ def begin(session: SessionUnderTest, code: str) -> str:
     return request
 
 
-@pytest.mark.parametrize("main", ["idle", "in a join", "computing", "in a loop of Python"])
-def test_a_thread_gives_the_device_back_when_it_is_asked_for(session: SessionUnderTest, main: str) -> None:
+@pytest.mark.parametrize("cell", ["t.join()", "while not stop.is_set: pass"])
+def test_a_thread_gives_the_device_back_when_it_is_asked_for(session: SessionUnderTest, cell: str) -> None:
     """It stops at its next operation, wherever the main thread is, and goes on with the next grant."""
     since = session.mark
     session.run("t = start(forever)")
-    cell = {
-        "idle": None,
-        "in a join": "t.join()",
-        "computing": "while not stop.is_set: torch.ones(10).sum()",
-        "in a loop of Python": "while not stop.is_set: pass",
-    }[main]
-    request = None if cell is None else begin(session, cell)
+    request = begin(session, cell)
     session.wait_for(protocol.DeviceWantedReport, since)
     for _ in range(3):
         asked, since = wanted(session), session.mark
@@ -173,11 +164,10 @@ def test_a_thread_gives_the_device_back_when_it_is_asked_for(session: SessionUnd
         session.wait_for(protocol.GrantReleasedReport, since)
         assert asked.wait(60)
         assert session.page.words[Word.TURN] == Turn.WANTING
-        session.say(protocol.Granted())
-    session.on_wanted = lambda wanted: session.say(protocol.Granted())
-    if request is not None:
-        session.interrupt()
-        session.reply(request)
+        session.grant()
+    session.on_wanted = session.grant
+    session.interrupt()
+    session.reply(request)
 
 
 def test_a_refusal_goes_to_the_thread_that_asked(session: SessionUnderTest) -> None:
@@ -194,7 +184,7 @@ def test_an_interrupt_concerns_the_main_thread_alone(session: SessionUnderTest) 
     assert asked.wait(60)
     session.interrupt()
     assert session.reply(request)["ename"] == "KeyboardInterrupt"
-    session.say(protocol.Granted())
+    session.grant()
     assert result(session) == str(TOTAL)
 
 
@@ -209,56 +199,35 @@ def test_a_failed_allocation_in_a_thread_has_figures(session: SessionUnderTest) 
         session.limit(32 << 30)
 
 
-@pytest.mark.parametrize("main", ["idle", "in a join"])
-def test_a_session_is_moved_out_while_its_thread_waits(session: SessionUnderTest, main: str) -> None:
+def test_a_session_is_moved_out_while_its_thread_waits(session: SessionUnderTest) -> None:
     """Also where a cell waits for that thread; all is as it was."""
     asked = started(session)
-    request = session.client.execute("t.join()") if main == "in a join" else None
+    request = session.client.execute("t.join()")
     asked.clear()
     assert move_out(session).offloaded_bytes >= 7 * MIB
     session.restore()
     assert asked.wait(60)
-    session.say(protocol.Granted())
-    if request is not None:
-        assert session.reply(request)["status"] == "ok"
+    session.grant()
+    assert session.reply(request)["status"] == "ok"
     assert result(session) == str(TOTAL)
 
 
-@pytest.mark.parametrize(
-    ("setup", "work", "needs"),
-    [
-        pytest.param(
-            "import importlib, pathlib, tempfile\n"
-            "sys.path.insert(0, tempfile.mkdtemp())\n"
-            "pathlib.Path(sys.path[0], 'computes.py').write_text('import torch; torch.ones(3).sum(); value = 7')",
-            "importlib.import_module('computes')",
-            "importlib.import_module('computes').value",
-            id="import",
-        ),
-        pytest.param(
-            "import os, warnings\n"
-            "warnings.simplefilter('ignore')\n"
-            "os.register_at_fork(before=lambda: torch.ones(3).sum())\n"
-            "def fork(): return os.waitpid(child, 0)[1] if (child := os.fork()) else os._exit(0)",
-            "fork()",
-            "fork() + 7",
-            id="fork",
-        ),
-    ],
-)
-def test_a_thread_waits_with_a_lock_that_a_cell_needs(
-    session: SessionUnderTest, setup: str, work: str, needs: str
-) -> None:
+def test_a_thread_waits_with_a_lock_that_a_cell_needs(session: SessionUnderTest) -> None:
     """The session is moved out and back meanwhile, and both go on with the grant."""
-    assert session.run(setup)["status"] == "ok"
-    asked = started(session, f"lambda: {work}")
-    request = begin(session, f"print({needs})")
+    session.run(
+        "import os, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "os.register_at_fork(before=lambda: torch.ones(3).sum())\n"
+        "def fork(): return os.waitpid(child, 0)[1] if (child := os.fork()) else os._exit(0)"
+    )
+    asked = started(session, "fork")
+    request = begin(session, "print(fork() + 7)")
     asked.clear()
     move_out(session)
     session.restore()
     assert asked.wait(60)
-    session.on_wanted = lambda wanted: session.say(protocol.Granted())
-    session.say(protocol.Granted())
+    session.on_wanted = session.grant
+    session.grant()
     reply = session.reply(request)
     assert reply["text"].splitlines()[-1] == "7", reply
     result(session)
@@ -273,35 +242,7 @@ def test_a_session_stays_while_another_thread_may_run(session: SessionUnderTest)
     assert declined.reason == "threads"
     assert "other" in declined.message
     session.run("go.set(); other.join()")
-    session.say(protocol.Granted())
-    assert result(session) == str(TOTAL)
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        "torch.jit.trace(lambda x: x + 1, torch.ones(2))(torch.ones(2)).sum().item()",
-        "torch.func.vmap(lambda x: x * 2)(torch.ones(2)).sum().item()",
-        "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)).sum().item()",
-        "profiled()",
-    ],
-)
-def test_what_looks_at_dispatch_works_in_a_thread(session: SessionUnderTest, work: str) -> None:
-    session.run(
-        "def profiled():\n"
-        "    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):\n"
-        "        return float(torch.ones(4).sum())"
-    )
-    session.run(f"t = start(lambda: {work})\nt.join()")
-    assert result(session) == "4.0", session.run("print(errors)")["text"]
-
-
-def test_threads_without_threading_pass_the_gate_as_well(session: SessionUnderTest) -> None:
-    asked = wanted(session)
-    session.run("_thread.start_new_thread(lambda: results.put(total()), ())")
-    assert asked.wait(60)
-    assert session.run("print(results.empty())")["text"] == "True\n"
-    session.say(protocol.Granted())
+    session.grant()
     assert result(session) == str(TOTAL)
 
 
@@ -324,13 +265,19 @@ def test_a_traced_cell_that_waits_for_a_thread_ends(session: SessionUnderTest) -
 
 
 def test_a_thread_that_dies_while_it_is_profiled_ends_its_section(session: SessionUnderTest) -> None:
-    since = session.mark
+    """What is profiled in a thread to its end computes as ever."""
     session.run(
+        "def profile(): return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])\n"
+        "def profiled():\n"
+        "    with profile(): return total()\n"
         "def die():\n"
-        "    torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]).start()\n"
+        "    profile().start()\n"
         "    return total()\n"
-        "t = start(die)\nt.join()"
+        "t = start(profiled)\nt.join()"
     )
+    assert result(session) == str(TOTAL), session.run("print(errors)")["text"]
+    since = session.mark
+    session.run("t = start(die)\nt.join()")
     session.wait_for(protocol.CellClosedReport, since)
     assert session.page.words[Word.THREADS] == 0
 
