@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ from sharedkernel.session.memory.host_meter import HostMeter
 from sharedkernel.session.memory.lease_check import LeaseCheck
 from sharedkernel.session.offload.residency import HostMover, Residency
 from sharedkernel.session.progress.progress import Forecast, Progress
+from sharedkernel.session.wait_display import WaitDisplay
 
 #: seconds that anything may take, on a busy machine
 PATIENCE = 60.0
@@ -39,26 +41,6 @@ GIB = 1 << 30
 ANSWERS = ("grant", "refuse", "interrupt", "grant an interrupted one")
 #: messages that follow from a change of standing; sections that are short are reported as one
 HEARD = (protocol.DeviceWantedReport, protocol.DeviceWantWithdrawnReport, protocol.GrantReleasedReport)
-
-
-class NoDisplay:
-    """A cell's line that nobody sees."""
-
-    is_shown = False
-
-    def wait_begins(self) -> None: ...
-    def show(self, *, has_executor: bool = True) -> None: ...
-    def update(self, message: protocol.Waiting) -> None: ...
-    def show_restored(self, done: int, total: int) -> None: ...
-    def end(self) -> None: ...
-
-
-class NoObserver:
-    """Code that has no boundaries to look for."""
-
-    def turn_changed(self, begins: bool) -> None: ...
-    def force_signalled(self) -> None: ...
-    def look_began(self) -> None: ...
 
 
 class GateUnderTest:
@@ -80,7 +62,7 @@ class GateUnderTest:
             page=self.page,
             meter=meter,
             link=self.link,
-            notice=NoDisplay(),
+            notice=Mock(spec=WaitDisplay, is_shown=False),
             residency=Residency(HostMover(meter), meter),
             growth=self.growth,
             forecast=forecast,
@@ -89,7 +71,7 @@ class GateUnderTest:
         self._before = {number: signal.getsignal(number) for number in (FORCE_SIGNAL, signal.SIGINT)}
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process ignores it
         self._loop = asyncio.new_event_loop()
-        self.gate.enforce(NoObserver(), self._loop)
+        self.gate.enforce(Mock(), self._loop)
         (self.mode,) = _get_current_dispatch_mode_stack()
         self._executor = threading.Thread(target=self._serve, daemon=True)
         self._executor.start()
