@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 from sharedkernel.session.channels.backpressure import OutputThread
 from sharedkernel.session.channels.direct_sends import Replies, SharedSocket
 from sharedkernel.session.channels.message_log import MessageLog
+from tests.session.outputs import outputs_to_one
 
 _CLIENTS, _REQUESTS, _FAREWELLS = 3, 1500, 500
 
@@ -98,45 +100,18 @@ def test_every_request_has_its_reply_whoever_sends_it(shell: Shell) -> None:
             with contextlib.suppress(queue.Empty):
                 shell.shared.send_multipart(shell.requests.get(timeout=0.1))
 
-    clients = [threading.Thread(target=ask) for _ in range(_CLIENTS)]
-    repliers = [threading.Thread(target=reply) for _ in range(2)]
-    for thread in [*clients, *repliers]:
-        thread.start()
-    for thread in clients:
-        thread.join()
-    is_over.set()
-    for thread in repliers:
-        thread.join()
+    with ThreadPoolExecutor() as repliers:
+        repliers.submit(reply)
+        repliers.submit(reply)
+        with ThreadPoolExecutor(_CLIENTS) as clients:
+            for _ in range(_CLIENTS):
+                clients.submit(ask)
+        is_over.set()
     assert ended == [_REQUESTS] * _CLIENTS
 
 
-@contextlib.contextmanager
-def outputs_to_one(
-    context: zmq.Context[Any], address: str, limit: int, **options: int
-) -> Iterator[tuple[OutputThread, zmq.Socket[Any]]]:
-    """Yield outputs, and the one who listens at *address*; each has room for so many messages."""
-    socket, listener = context.socket(zmq.XPUB), context.socket(zmq.SUB)
-    socket.sndhwm = listener.rcvhwm = limit
-    for name, value in options.items():
-        setattr(socket, name, value)
-    socket.bind(address)
-    listener.rcvtimeo = 20_000
-    listener.connect(address)
-    listener.subscribe(b"")
-    socket.recv()  # the subscription
-    outputs = OutputThread(socket)
-    outputs.start()
-    yield outputs, listener
-    outputs.stop()
-    assert outputs.num_unsent == outputs.bytes_unsent == 0
-    outputs.close()
-    listener.close()
-
-
-def test_outputs_arrive_in_their_order_though_a_slow_listener_has_the_thread_send_some(
-    context: zmq.Context[Any],
-) -> None:
-    with outputs_to_one(context, "inproc://outputs", 4, xpub_nodrop=1) as (outputs, listener):
+def test_outputs_arrive_in_their_order_though_a_slow_listener_has_the_thread_send_some() -> None:
+    with outputs_to_one(limit=4, xpub_nodrop=1) as (outputs, listener):
         speaker = threading.Thread(target=lambda: [outputs.send_multipart([b"%d" % number]) for number in range(2000)])
         speaker.start()
         assert [int(listener.recv()) for _ in range(2000)] == list(range(2000))
@@ -155,10 +130,10 @@ class Farewell:
         self._outputs.send_multipart([b"farewell", b"%d" % self._number, b"end"])
 
 
-def test_what_is_said_in_the_middle_of_a_message_comes_after_it(context: zmq.Context[Any], tmp_path: Path) -> None:
+def test_what_is_said_in_the_middle_of_a_message_comes_after_it(tmp_path: Path) -> None:
     threshold, dice = gc.get_threshold(), random.Random(7)
     # each frame is an object that is made while the message is sent
-    with outputs_to_one(context, f"ipc://{tmp_path}/outputs", 0, copy_threshold=0) as (outputs, listener):
+    with outputs_to_one(f"ipc://{tmp_path}/outputs", copy_threshold=0) as (outputs, listener):
         try:
             for number in range(_FAREWELLS):
                 Farewell(outputs, number)

@@ -36,6 +36,12 @@ def note(message_log: MessageLog) -> Note:
     return message_log._noting_listeners(lambda frames: None)
 
 
+def publish(message_log: MessageLog, *numbers: int) -> None:
+    """Publish messages."""
+    for number in numbers:
+        message_log.keep("iopub", message(number))
+
+
 def ids(missed: Missed) -> list[str | None]:
     return [message_id(frames) for _, frames in missed.messages]
 
@@ -71,8 +77,7 @@ def test_replies_go_to_who_asked(message_log: MessageLog) -> None:
     replies = [message(number, to=who) for number, who in enumerate((b"ada", b"grace", b"ada"))]
     for frames in replies:
         message_log.keep("shell", frames)
-    message_log.keep("iopub", message(3))
-    message_log.keep("iopub", message(4))
+    publish(message_log, 3, 4)
     missed = message_log.since(["3"], b"ada", resumes=True).messages
     assert missed == [("shell", replies[0]), ("shell", replies[2]), ("iopub", message(4))]
 
@@ -126,24 +131,20 @@ def test_a_reply_is_found_by_its_request(message_log: MessageLog) -> None:
 def test_what_one_client_was_told_no_other_is_told_again(message_log: MessageLog, note: Note) -> None:
     """A client that has seen nothing of this session gets what was said while no client was there, and that once."""
 
-    def say(*numbers: int) -> None:
-        for number in numbers:
-            message_log.keep("iopub", message(number))
-
     def told(seen: list[str]) -> list[str | None]:
         return ids(message_log.since(seen, b""))
 
     note([b"\x01"])
-    say(1, 2)  # heard by the client of whoever started the session
+    publish(message_log, 1, 2)  # heard by the client of whoever started the session
     note([b"\x00"])
-    say(3)
+    publish(message_log, 3)
     note([b"\x01"])  # a gateway that goes before its client comes
-    say(4)
+    publish(message_log, 4)
     note([b"\x00"])
     note([b"\x01"])
-    say(5)
+    publish(message_log, 5)
     assert told(["elsewhere_1_7"]) == ["3", "4", "5"]
-    say(6, 7)
+    publish(message_log, 6, 7)
     assert told(["elsewhere_1_8"]) == []
     assert told(["6"]) == ["7"]
 
@@ -157,11 +158,11 @@ def test_a_client_that_has_seen_nothing_is_told_what_its_gateway_took_with_it(
         return ids(message_log.since([], identity, resumes=resumes))
 
     note([b"\x01"])
-    message_log.keep("iopub", message(1))
+    publish(message_log, 1)
     message_log.meet(b"ada")
-    message_log.keep("iopub", message(2))
+    publish(message_log, 2)
     note([b"\x00"])  # the gateway ends before it passes that on
-    message_log.keep("iopub", message(3))
+    publish(message_log, 3)
     note([b"\x01"])
     assert told(b"grace", resumes=False) == ["3"]
     note([b"\x00"])
