@@ -46,24 +46,15 @@ def test_a_forked_child_does_not_wait_for_a_lock_that_nobody_will_release() -> N
     subprocess.run([sys.executable, "-c", _FORK_WHILE_LOCKED], check=True, timeout=60)
 
 
-#: before each of these programs: an executor that only listens
-_LISTEN = """
-import os, resource, socket, sys, threading, time
-from sharedkernel import protocol
-from sharedkernel.session.connection import RETRY_INTERVAL, Link
-listener = socket.socket(socket.AF_UNIX)
-listener.settimeout(30)
-listener.bind(sys.argv[1])
-listener.listen()
-"""
-
-
-def run(code: str, scratch: Path) -> None:
-    subprocess.run([sys.executable, "-c", _LISTEN + code, str(scratch / "socket")], check=True, timeout=60)
-
-
 _WITHOUT_DESCRIPTORS = """if True:
+    import os, resource, socket, sys, time
+    from sharedkernel import protocol
+    from sharedkernel.session.connection import RETRY_INTERVAL, Link
 
+    listener = socket.socket(socket.AF_UNIX)
+    listener.settimeout(30)
+    listener.bind(sys.argv[1])
+    listener.listen()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     link = Link(sys.argv[1])
@@ -77,45 +68,7 @@ _WITHOUT_DESCRIPTORS = """if True:
 
 def test_a_session_that_can_open_no_files_reaches_its_executor_later(scratch: Path) -> None:
     """It tries again as it does where nobody listens."""
-    run(_WITHOUT_DESCRIPTORS, scratch)
-
-
-_WITHOUT_THREADS = """if True:
-
-    def handle(message):
-        if isinstance(message, protocol.AskIdle):
-            raise RuntimeError("can't start new thread")
-
-    Link(sys.argv[1]).start(protocol.CellOpenedReport, handle)
-    connection, _ = listener.accept()
-    assert connection.recv(64)
-    connection.sendall(protocol.encode(protocol.AskIdle()))
-    assert listener.accept()[0].recv(64)
-    os._exit(0)
-"""
-
-
-def test_a_message_that_could_not_be_handled_ends_the_connection_alone(scratch: Path) -> None:
-    """The session greets its executor anew, and goes on."""
-    run(_WITHOUT_THREADS, scratch)
-
-
-_HUNG = """if True:
-
-    link = Link(sys.argv[1])
-    link.start(protocol.CellOpenedReport, print)
-    first, _ = listener.accept()
-    assert first.recv(1)
-    for _ in range(20):
-        link.send(*[protocol.CellOpenedReport()] * 2000)
-    assert listener.accept()[0].recv(1)
-    os._exit(0)
-"""
-
-
-def test_a_session_does_not_wait_for_an_executor_that_reads_nothing(scratch: Path) -> None:
-    """It hangs up on it and greets it anew, which covers all that was sent before."""
-    run(_HUNG, scratch)
+    subprocess.run([sys.executable, "-c", _WITHOUT_DESCRIPTORS, str(scratch / "socket")], check=True, timeout=60)
 
 
 class Listener:
@@ -126,7 +79,6 @@ class Listener:
         self._socket.settimeout(30)
         self._socket.bind(str(path))
         self._socket.listen()
-        self._decoder = protocol.Decoder(protocol.ToExecutor)
         self._connection: socket.socket | None = None
 
     def hear(self, count: int) -> list[object]:
@@ -134,15 +86,33 @@ class Listener:
         if self._connection is None:
             self._connection, _ = self._socket.accept()
             self._connection.settimeout(30)
+            self._decoder = protocol.Decoder(protocol.ToExecutor)
         heard: list[object] = []
         while len(heard) < count:
             heard += self._decoder.feed(self._connection.recv(65536))
         return heard
 
-    def close(self) -> None:
-        self._socket.close()
+    def say(self, message: protocol.Message) -> None:
+        """Send *message* to the session."""
+        assert self._connection is not None
+        self._connection.sendall(protocol.encode(message))
+
+    def hear_anew(self) -> list[object]:
+        """Return the first messages of the next connection; nothing more is read of this one."""
+        first, self._connection = self._connection, None
+        assert first is not None
+        with first:
+            return self.hear(1)
+
+    def hang_up(self) -> None:
+        """Go away as an executor that crashes."""
         if self._connection is not None:
             self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        self._socket.close()
+        self.hang_up()
 
 
 @pytest.fixture
@@ -154,8 +124,11 @@ def listener(scratch: Path) -> Iterator[Listener]:
 
 @pytest.fixture
 def link(listener: Listener, scratch: Path) -> Iterator[Link]:
+    def handle(message: object) -> None:
+        raise RuntimeError("can't start new thread")
+
     link = Link(str(scratch / "socket"))
-    link.start(lambda: _GREETING, print)  # type: ignore[arg-type, return-value]
+    link.start(lambda: _GREETING, handle)  # type: ignore[arg-type, return-value]
     assert listener.hear(1) == [_GREETING]
     yield link
     link.close()
@@ -164,6 +137,19 @@ def link(listener: Listener, scratch: Path) -> Iterator[Link]:
 def closed(persistent: int) -> protocol.CellClosedReport:
     """Return what is said at the end of a cell."""
     return protocol.CellClosedReport(memory=protocol.Memory(persistent=persistent, ephemeral=None, framework=0))
+
+
+def test_a_message_that_could_not_be_handled_ends_the_connection_alone(listener: Listener, link: Link) -> None:
+    """The session greets its executor anew, and goes on."""
+    listener.say(protocol.AskIdle())
+    assert listener.hear_anew() == [_GREETING]
+
+
+def test_a_session_does_not_wait_for_an_executor_that_reads_nothing(listener: Listener, link: Link) -> None:
+    """It hangs up on it and greets it anew, which covers all that was sent before."""
+    for _ in range(20):
+        link.send(*[_OPENED] * 2000)
+    assert listener.hear_anew()[0] == _GREETING
 
 
 def test_short_cells_are_said_as_one_before_whatever_comes_next(listener: Listener, link: Link) -> None:
@@ -191,9 +177,7 @@ def test_what_an_executor_did_not_hear_is_not_said_to_the_next(listener: Listene
     """Its greeting says where the session stands."""
     with link.lock:
         link.send_soon(_OPENED)
-        assert listener._connection is not None
-        listener._connection.close()
-        listener._connection = None
+        listener.hang_up()
         while link._socket is not None:  # until the link has noticed
             link.send(_GREETING)
         link.send_soon(_OPENED)
