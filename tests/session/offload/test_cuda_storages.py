@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -31,38 +31,33 @@ def away(mover: StorageMover) -> PendingOffload:
     return pending
 
 
-class Training:
-    """A model in the middle of a training, with all that hangs on it."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(1)
-        self.model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
-        self.optimizer = torch.optim.Adam(self.model.parameters())
-        self.batch = torch.randn(64, 512)
-
-    def step(self) -> float:
-        loss = self.model(self.batch).square().mean()
+def losses(move: Callable[[torch.nn.Module], None]) -> list[float]:
+    """Train a model with all that hangs on it; *move* is called after each step."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
+    optimizer = torch.optim.Adam(model.parameters())
+    batch = torch.randn(64, 512)
+    found = []
+    for _ in range(4):
+        loss = model(batch).square().mean()
         loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+        move(model)
+    return found
 
 
 def test_a_training_goes_on_bit_by_bit(mover: StorageMover) -> None:
     """Parameters, views and Adam's state are gone meanwhile, and the same afterwards."""
-    undisturbed = Training()
-    expected = [undisturbed.step() for _ in range(4)]
-    del undisturbed
-    gc.collect()
-    training = Training()
-    losses = []
-    for _ in range(4):
-        losses.append(training.step())
+
+    def move_away_and_back(model: torch.nn.Module) -> None:
         absent = away(mover)
-        assert training.model[0].weight.untyped_storage().nbytes() == 0
+        assert all(parameter.untyped_storage().nbytes() == 0 for parameter in model.parameters() if parameter.dim() > 1)
         assert absent.size > 3 * 512 * 512 * 4  # parameters and two moments
         absent.restore(lambda done: None)
-    assert losses == expected
+
+    assert losses(move_away_and_back) == losses(lambda model: None)
 
 
 def test_a_graph_made_before_gives_the_same_gradients(mover: StorageMover) -> None:
@@ -108,14 +103,11 @@ def test_a_section_that_opens_stops_it(mover: StorageMover) -> None:
     assert kept.sum().item() == MIB
 
 
-@pytest.mark.parametrize("library", ["cupy", "jax"])
-def test_nothing_moves_where_an_address_may_be_remembered(
-    mover: StorageMover, monkeypatch: pytest.MonkeyPatch, library: str
-) -> None:
+def test_nothing_moves_where_an_address_may_be_remembered(mover: StorageMover, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that shares memory by its address would go on to use the old one."""
     kept = torch.ones(MIB)
-    monkeypatch.setitem(sys.modules, library, ModuleType(library))
-    with pytest.raises(CannotOffload, match=library) as caught:
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    with pytest.raises(CannotOffload, match="cupy") as caught:
         mover.prepare()
     assert caught.value.reason == "unsafe"
     assert len(kept) == MIB
