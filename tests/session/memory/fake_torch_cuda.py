@@ -37,10 +37,11 @@ class FakeTorch:
         functions: dict[str, Any] = {
             name: getattr(self, f"_{name}")
             for name in (
-                "is_initialized", "is_current_stream_capturing", "synchronize", "empty_cache", "mem_get_info",
-                "get_device_properties", "set_per_process_memory_fraction",
+                "synchronize", "empty_cache", "mem_get_info", "get_device_properties",
+                "set_per_process_memory_fraction",
             )
         }  # fmt: skip
+        functions |= {"is_initialized": lambda: self.initialized, "is_current_stream_capturing": lambda: self.capturing}
         nested = {
             "memory_stats_as_nested_dict": lambda device=None: self._memory_stats(0) if self.initialized else {},
             "reset_peak_memory_stats": lambda device=None: self._reset_peak_memory_stats(0),
@@ -77,9 +78,6 @@ class FakeTorch:
     def _lazy_call(self, callback: Callable[[], None]) -> None:
         self._lazy.append(callback)
 
-    def _is_initialized(self) -> bool:
-        return self.initialized
-
     def _has_context(self) -> bool:
         return self.initialized or self._initializing
 
@@ -95,9 +93,6 @@ class FakeTorch:
 
     def _reset_peak_memory_stats(self, device: int) -> None:
         self.peak = self.allocated
-
-    def _is_current_stream_capturing(self) -> bool:
-        return self.capturing
 
     def _check(self) -> None:
         assert self.initialized, "this would make a context"

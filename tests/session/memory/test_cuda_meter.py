@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
 
 import pytest
 
@@ -35,13 +34,16 @@ class Session:
 
         self.cuda = TorchCuda(self.torch)
         self.meter = CudaMeter(self.page, self.cuda, find)
-        #: set at each tick of the meter's clock
-        self.ticked = threading.Event()
-        self.meter.start(self.ticked.set)
+        self.meter.start()
 
     def use(self) -> None:
         """Run a first operation on the device."""
         self.meter.device_acquired()
+
+    def allow(self, limit_bytes: int) -> None:
+        self.meter.allow(
+            Allowance(limit_bytes=limit_bytes, quota_bytes=8 * GIB, others_bytes=0, capacity_bytes=100 * GIB)
+        )
 
     def word(self, word: Word) -> int:
         return self.page.words[word]
@@ -70,7 +72,7 @@ def test_before_cuda_is_used_nothing_is_asked_of_it() -> None:
     """Every figure is 0, and neither a context nor NVML is needed for it: a plain Python notebook takes nothing."""
     session = Session()
     meter = session.meter
-    meter.allow(Allowance(limit_bytes=GIB, quota_bytes=GIB, others_bytes=0, capacity_bytes=GIB))
+    session.allow(GIB)
     meter.grant_began()
     meter.boundary_measured()
     assert meter.grant_ended(at_boundary=True) == 0
@@ -114,10 +116,8 @@ def test_the_device_is_waited_for_before_the_grant_goes(session: Session) -> Non
     assert session.word(Word.RESERVED) == 0
 
 
-def test_where_lanes_are_shared_torch_keeps_what_it_has() -> None:
+def test_where_lanes_are_shared_torch_keeps_what_it_has(session: Session) -> None:
     """The lane's bytes are the others' as well, so there is nothing to give back."""
-    session = Session()
-    session.use()
     session.meter.count_pages(FakePages())
     session.meter.grant_began()
     session.torch.allocate(GIB)
@@ -177,15 +177,11 @@ def test_what_is_only_taken_to_have_it_is_no_peak(session: Session) -> None:
 def test_more_is_allowed_at_once_and_less_from_the_next_grant_on(session: Session) -> None:
     """Memory comes back before there is a grant, and an iteration goes on with what it was granted."""
     torch, meter = session.torch, session.meter
-
-    def allow(size: int) -> None:
-        meter.allow(Allowance(limit_bytes=size, quota_bytes=8 * GIB, others_bytes=0, capacity_bytes=100 * GIB))
-
-    allow(GIB)
+    session.allow(GIB)
     meter.grant_began()
-    allow(3 * GIB)
+    session.allow(3 * GIB)
     torch.allocate(2 * GIB)
-    allow(2 * GIB)
+    session.allow(2 * GIB)
     torch.allocate(GIB)
     torch.free(2 * GIB)
     meter.grant_ended(at_boundary=True)
@@ -197,7 +193,7 @@ def test_more_is_allowed_at_once_and_less_from_the_next_grant_on(session: Sessio
 def test_an_allowance_binds_where_pages_come_from(session: Session) -> None:
     """Torch itself has no limit then; the pages have."""
     torch, meter, pages = session.torch, session.meter, FakePages()
-    meter.allow(Allowance(limit_bytes=2 * GIB, quota_bytes=8 * GIB, others_bytes=0, capacity_bytes=100 * GIB))
+    session.allow(2 * GIB)
     meter.count_pages(pages)
     meter.grant_began()
     assert pages.limit_bytes == 2 * GIB
@@ -237,39 +233,33 @@ def test_the_users_own_peaks_stay_theirs(session: Session) -> None:
 # --- framework memory -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [{}, {1: GIB}, {"own": None}])
-def test_where_processes_are_untold_the_context_is_what_the_device_lacks_since(processes: dict[Any, Any]) -> None:
-    """Free bytes before and after the context was made, as long as that makes sense."""
-    session = Session()
-    session.gpu.processes = {os.getpid() if pid == "own" else pid: used for pid, used in processes.items()}
+def framework(*, processes: dict[int, int | None] | None = None, others: int = 0, **options: bool) -> int:
+    """Return the framework memory of a session after its first operation.
+
+    Parameters
+    ----------
+    processes
+        What NVML says of them.
+    others
+        Bytes that others have taken meanwhile.
+    **options
+        Those of :class:`Session`.
+    """
+    session = Session(**options)
+    session.gpu.processes, session.torch.others = processes or {}, others
     session.use()
-    assert session.meter.memory.framework == session.torch.context
-
-
-def test_foreign_process_numbers_are_not_believed() -> None:
-    """In a container NVML numbers processes as the host does; ours may be somebody else's there."""
-    session = Session(host_pids=False)
-    session.gpu.processes = {os.getpid(): 50 * GIB}
-    session.use()
-    assert session.meter.memory.framework == session.torch.context
-
-
-@pytest.mark.parametrize("others", [-3 * GIB, 30 * GIB])
-def test_a_difference_that_is_no_contexts_is_not_believed(others: int) -> None:
-    """Somebody else freed or took memory at that moment: a usual figure is better."""
-    session = Session()
-    session.torch.others = others
-    session.use()
-    assert session.meter.memory.framework == USUAL_CONTEXT_BYTES
-
-
-def test_without_nvml_a_usual_figure_is_taken() -> None:
-    """And nothing fails: the user's first operation on the device is on its way."""
-    session = Session(nvml=False)
-    session.use()
-    assert session.meter.memory.framework == USUAL_CONTEXT_BYTES
     session.meter.record_offload(0)
-    assert session.meter.memory.framework == USUAL_CONTEXT_BYTES
+    return session.meter.memory.framework
+
+
+def test_where_processes_are_untold_the_context_is_what_the_device_lacks_since() -> None:
+    """Free bytes before and after the context was made, as long as that makes sense."""
+    context = FakeTorch().context
+    assert framework() == framework(processes={1: GIB}) == framework(processes={os.getpid(): None}) == context
+    # In a container NVML numbers processes as the host does; ours may be somebody else's there.
+    assert framework(processes={os.getpid(): 50 * GIB}, host_pids=False) == context
+    # Somebody else freed or took memory at that moment: a usual figure is better.
+    assert framework(others=-3 * GIB) == framework(others=30 * GIB) == framework(nvml=False) == USUAL_CONTEXT_BYTES
 
 
 def test_an_nvml_that_fails_later_changes_nothing(session: Session) -> None:
@@ -280,9 +270,6 @@ def test_an_nvml_that_fails_later_changes_nothing(session: Session) -> None:
         Gpu("GPU-1", library=FakeNvml(session.gpu))
     session.meter.record_offload(0)
     assert session.meter.memory.framework == before
-
-
-# --- the clock ------------------------------------------------------------------------------------------------------
 
 
 # --- plain mode ---------------------------------------------------------------------------------------------------

@@ -20,13 +20,13 @@ def lease() -> LeaseCheck:
     return lease
 
 
-def test_within_the_allowance_nothing_happens(lease: LeaseCheck) -> None:
-    """A session that uses less than it may is left alone."""
-    lease.check(Memory(persistent=GIB))
+def translated(lease: LeaseCheck, error: BaseException) -> BaseException:
+    return ErrorTranslator(lease, used=lambda: 3 << 20).translate(error)
 
 
 def test_beyond_the_allowance_the_error_has_all_figures(lease: LeaseCheck) -> None:
-    """Used, allowed, quota and other sessions are named."""
+    """Used, allowed, quota and other sessions are named; a session that uses no more than it may is left alone."""
+    lease.check(Memory(persistent=GIB))
     with pytest.raises(torch.OutOfMemoryError) as caught:
         lease.check(Memory(persistent=GIB + GIB // 2))
     for figure in ("1.5 GiB", "1.0 GiB", "2.0 GiB"):
@@ -38,17 +38,12 @@ def test_a_real_failed_allocation_is_translated(lease: LeaseCheck) -> None:
     """What torch's own allocator raises becomes the quota's error, with the original as its context."""
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
-    translated = ErrorTranslator(lease, used=lambda: 3 << 20).translate(caught.value)
-    assert isinstance(translated, torch.OutOfMemoryError)
-    assert translated.__context__ is caught.value
-    assert "your quota is 2.0 GiB" in str(translated)
-    assert "This session uses 3.0 MiB, asked for 1073741824 GiB more, and may use 1.0 GiB: " in str(translated)
-
-
-def test_other_errors_pass_unchanged(lease: LeaseCheck) -> None:
-    """An error that is not about memory stays what it is."""
-    error = RuntimeError("shapes do not match")
-    assert ErrorTranslator(lease, used=lambda: 3 << 20).translate(error) is error
+    error = translated(lease, caught.value)
+    assert isinstance(error, torch.OutOfMemoryError)
+    assert error.__context__ is caught.value
+    for part in ("uses 3.0 MiB, asked for 1073741824 GiB more, and may use 1.0 GiB", "your quota is 2.0 GiB"):
+        assert part in str(error)
+    assert translated(lease, other := RuntimeError("shapes do not match")) is other
 
 
 def test_a_gpus_failed_allocation_gets_the_figures_too(lease: LeaseCheck) -> None:
@@ -59,11 +54,11 @@ def test_a_gpus_failed_allocation_gets_the_figures_too(lease: LeaseCheck) -> Non
     )
     assert lease.is_allocation_failure(error)
     assert lease.asked_bytes(error) == int(20.5 * (1 << 20))
-    translated = ErrorTranslator(lease, used=lambda: 3 << 20).translate(error)
-    assert translated is not error
-    assert "asked for 20.5 MiB more" in str(translated)
-    assert "your quota is 2.0 GiB" in str(translated)
-    assert ErrorTranslator(lease, used=lambda: 3 << 20).translate(translated) is translated
+    ours = translated(lease, error)
+    assert ours is not error
+    assert "asked for 20.5 MiB more" in str(ours)
+    assert "your quota is 2.0 GiB" in str(ours)
+    assert translated(lease, ours) is ours
 
 
 def test_a_cell_is_blamed_for_what_it_added_only(lease: LeaseCheck) -> None:
