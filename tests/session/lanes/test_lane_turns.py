@@ -11,15 +11,17 @@ import functools
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sharedkernel import protocol
 from sharedkernel.device_memory.driver import MIB
 from sharedkernel.device_memory.layout import lane_bytes
 from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.errors import ProtocolError, Refused
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.processes.fd_server import FdServer
 from sharedkernel.executor.processes.process import SessionHandle
@@ -32,11 +34,10 @@ from tests.device_memory.faults import Fault, FaultyDriver
 from tests.device_memory.memfd import MemfdDriver
 from tests.device_memory.support import Tenant
 from tests.executor.devices.support import make_process
+from tests.session.harness import wait_until
 
 CAPACITY = 512 * MIB
 LANE = 7
-#: seconds that anything may take, on a busy machine
-PATIENCE = 60.0
 
 
 class Desk:
@@ -61,10 +62,7 @@ class Desk:
         async def run() -> Any:
             return function()
 
-        return self.wait(run())
-
-    def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     def serve(self, name: str, user: str) -> SessionHandle:
         """Listen for one session, which is this process."""
@@ -109,6 +107,10 @@ class Session:
         self.tenant = Tenant(supplier, name, driver=driver)
         self.cuda = LaneTurns(self.tenant.memory, supplier, self.client)
 
+    def settle(self) -> None:
+        """Return once the executor has heard all that it was told."""
+        self.client.request(protocol.UnitsLetGo(units=[]))
+
     def iterate(self, byte: int, *, keep: bool = False) -> Any:
         """Allocate and free as an iteration does; what is kept survives it."""
         blocks = [self.tenant.allocate(size, byte) for size in (MIB // 4, 3 * MIB, 12 * MIB)]
@@ -152,7 +154,7 @@ def test_at_a_cells_end_the_lane_is_left(desk: Desk, tmp_path: Path) -> None:
     other = Session(desk, tmp_path, "q")
     desk.call(lambda: desk.desk.removed(LANE))
     desk.grant(other, 48 * MIB, lane=LANE + 1)
-    session.client.request(_ask())  # answered after all that was told before
+    session.settle()
     account = desk.store.account()
     assert account.lanes == {LANE + 1: lane_bytes(48 * MIB)}
     assert account.releasing == 0
@@ -181,18 +183,12 @@ def test_a_lane_that_can_be_taken_only_in_part_is_left_as_a_whole(
         has_failed, driver.fail_at = driver.fail_at is None, None
         session.cuda.hand_over("cell")
         desk.call(functools.partial(desk.desk.removed, number + 1))
-        session.client.request(_ask())  # answered after all that was told before
+        session.settle()
         account = desk.store.account()
         assert account.releasing == 0, f"call {number} failed"
         assert account.lanes == {}
         number += 1
     assert number > (4 if is_executors else 10)
-
-
-def _ask() -> Any:
-    from sharedkernel import protocol
-
-    return protocol.UnitsLetGo(units=[])
 
 
 def test_a_lane_shrinks_once_much_less_was_needed_for_some_seconds(desk: Desk, tmp_path: Path) -> None:
@@ -234,10 +230,7 @@ def test_without_room_for_survivors_their_pages_are_kept(desk: Desk, tmp_path: P
     assert session.cuda.hand_over("boundary")
     assert (session.cuda.has_turn, session.cuda.look().lane) == (False, 0)
     session.tenant.check_all()
-    deadline = time.monotonic() + PATIENCE
-    while desk.store.account().total > CAPACITY - 32 * MIB:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: desk.store.account().total <= CAPACITY - 32 * MIB)
     assert desk.store.account().lanes == {LANE: 0}
     assert desk.store.account().private["p"] == session.cuda.private_bytes > 0
     desk.call(lambda: desk.store.take_back("hoarder", [unit.unit for unit in hoard]))
@@ -276,25 +269,18 @@ def test_an_interrupt_does_not_cut_a_hand_over_short_that_holds_signals(desk: De
     session.tenant.check_all()
 
 
-def test_a_lane_that_cannot_be_made_is_done_without(desk: Desk, tmp_path: Path) -> None:
-    """Iterations use memory of the session's own then."""
+@pytest.mark.parametrize("is_off", [False, True])
+def test_without_a_lane_iterations_use_memory_of_the_sessions_own(desk: Desk, tmp_path: Path, *, is_off: bool) -> None:
+    """Where one cannot be made, and where an executor whose self-test failed gives none."""
     session = Session(desk, tmp_path, "p")
-    desk.grant(session, 2 * CAPACITY)
+    desk.desk.is_off = is_off
+    desk.grant(session, 32 * MIB if is_off else 2 * CAPACITY)
     assert session.cuda.look().lane == 0
     kept = session.iterate(3, keep=True)
-    desk.release(session)
-    session.tenant.check(kept)
-    assert desk.store.account().lanes == {}
-
-
-def test_sessions_keep_their_memory_where_lanes_are_off(desk: Desk, tmp_path: Path) -> None:
-    """An executor whose self-test failed gives no lane; sessions of the one before still get private memory."""
-    session = Session(desk, tmp_path, "p")
-    desk.desk.is_off = True
-    desk.grant(session, 32 * MIB)
+    if not is_off:
+        desk.release(session)
     assert not session.cuda.has_turn
-    session.iterate(1, keep=True)
-    session.tenant.check_all()
+    session.tenant.check(kept)
     account = desk.store.account()
     assert (account.lanes, account.private["p"] > 0) == ({}, True)
 
@@ -314,24 +300,8 @@ def test_a_lane_that_was_not_handed_over_is_nobody_elses(desk: Desk, tmp_path: P
     assert other.cuda.look().lane == lane_bytes(64 * MIB)
 
 
-def test_what_a_dead_session_had_is_free(desk: Desk, tmp_path: Path) -> None:
-    """Also in the middle of its turn; the next one gets the lane, scrubbed if need be."""
-    session, other = Session(desk, tmp_path, "p", "ada"), Session(desk, tmp_path, "q", "grace")
-    desk.grant(session, 64 * MIB)
-    session.iterate(1, keep=True)
-    desk.call(lambda: desk.desk.ended(session.process))
-    desk.store.validate()
-    assert session.process.process not in desk.store.account().private
-    desk.grant(other, 64 * MIB)
-    other.iterate(2)
-    desk.release(other)
-
-
 def test_units_of_others_are_out_of_reach(desk: Desk, tmp_path: Path) -> None:
     """A session gets units of the lane it is granted, and no others."""
-    from sharedkernel import protocol
-    from sharedkernel.errors import ProtocolError, Refused
-
     session, other = Session(desk, tmp_path, "p"), Session(desk, tmp_path, "q", "grace")
     with pytest.raises(Refused):
         other.client.request(protocol.TakeLane())
