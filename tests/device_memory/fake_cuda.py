@@ -81,10 +81,10 @@ class FakeCuda:
             if name in self.answers:
                 return (self.answers[name], None)
             try:
-                results = function(*arguments)
+                result = function(*arguments)
             except InvalidMapping:
                 return (Result.CUDA_ERROR_INVALID_VALUE, None)
-            return (Result.CUDA_SUCCESS, *results)
+            return (Result.CUDA_SUCCESS,) if result is None else (Result.CUDA_SUCCESS, result)
 
         call.__name__ = name
         return call
@@ -92,119 +92,100 @@ class FakeCuda:
     def _needs_context(self) -> None:
         assert self.context, "a call that needs a context came without one"
 
-    def _cuInit(self, flags: int) -> tuple[()]:
+    def _cuInit(self, flags: int) -> None:
         if self.missing is not None:
             raise self.missing
-        return ()
 
-    def _cuDeviceGetCount(self) -> tuple[int]:
-        return (1,)
+    def _cuDeviceGetCount(self) -> int:
+        return 1
 
-    def _cuDeviceGet(self, number: int) -> tuple[int]:
-        return (number,)
+    def _cuDeviceGet(self, number: int) -> int:
+        return number
 
-    def _cuDeviceGetAttribute(self, attribute: Attribute, device: int) -> tuple[int]:
+    def _cuDeviceGetAttribute(self, attribute: Attribute, device: int) -> int:
         if attribute not in self.attributes:
             raise InvalidMapping("an older driver")
-        return (self.attributes[attribute],)
+        return self.attributes[attribute]
 
-    def _cuMemGetAllocationGranularity(self, properties: _Properties, option: str) -> tuple[int]:
+    def _cuMemGetAllocationGranularity(self, properties: _Properties, option: str) -> int:
         assert (properties.type, properties.requestedHandleTypes) == ("pinned", "descriptor")
         assert (properties.location.type, properties.location.id, option) == ("device", 0, "minimum")
-        return (self._memory.granularity,)
+        return self._memory.granularity
 
-    def _cuCtxGetCurrent(self) -> tuple[int]:
-        return (self.context,)
+    def _cuCtxGetCurrent(self) -> int:
+        return self.context
 
-    def _cuDevicePrimaryCtxRetain(self, device: int) -> tuple[int]:
-        return (77,)
+    def _cuDevicePrimaryCtxRetain(self, device: int) -> int:
+        return 77
 
-    def _cuCtxSetCurrent(self, context: int) -> tuple[()]:
+    def _cuCtxSetCurrent(self, context: int) -> None:
         self.context = context
-        return ()
 
-    def _cuCtxSynchronize(self) -> tuple[()]:
+    def _cuCtxSynchronize(self) -> None:
         self._needs_context()
-        return ()
 
-    def _cuMemCreate(self, size: int, properties: _Properties, flags: int) -> tuple[Any]:
+    def _cuMemCreate(self, size: int, properties: _Properties, flags: int) -> Any:
         assert flags == 0
-        return (self._memory.create(size),)
+        return self._memory.create(size)
 
-    def _cuMemExportToShareableHandle(self, handle: Any, kind: str, flags: int) -> tuple[int]:
+    def _cuMemExportToShareableHandle(self, handle: Any, kind: str, flags: int) -> int:
         assert (kind, flags) == ("descriptor", 0)
-        return (self._memory.export(handle),)
+        return self._memory.export(handle)
 
-    def _cuMemImportFromShareableHandle(self, descriptor: int, kind: str) -> tuple[Any]:
+    def _cuMemImportFromShareableHandle(self, descriptor: int, kind: str) -> Any:
         assert kind == "descriptor"
-        return (self._memory.import_(descriptor, _size_of(descriptor)),)
+        return self._memory.import_(descriptor, os.fstat(descriptor).st_size)
 
-    def _cuMemRelease(self, handle: Any) -> tuple[()]:
+    def _cuMemRelease(self, handle: Any) -> None:
         self._memory.release(handle)
-        return ()
 
-    def _cuMemAddressReserve(self, size: int, alignment: int, address: int, flags: int) -> tuple[int]:
+    def _cuMemAddressReserve(self, size: int, alignment: int, address: int, flags: int) -> int:
         assert (alignment, address, flags) == (self._memory.granularity, 0, 0)
-        return (self._memory.reserve(size),)
+        return self._memory.reserve(size)
 
-    def _cuMemAddressFree(self, address: int, size: int) -> tuple[()]:
+    def _cuMemAddressFree(self, address: int, size: int) -> None:
         self._memory.free(address, size)
-        return ()
 
-    def _cuMemMap(self, address: int, size: int, offset: int, handle: Any, flags: int) -> tuple[()]:
+    def _cuMemMap(self, address: int, size: int, offset: int, handle: Any, flags: int) -> None:
         assert flags == 0
         self._memory.map(address, size, handle, offset)
-        return ()
 
-    def _cuMemSetAccess(self, address: int, size: int, descriptions: list[_Access], count: int) -> tuple[()]:
+    def _cuMemSetAccess(self, address: int, size: int, descriptions: list[_Access], count: int) -> None:
         (description,) = descriptions
         assert (description.location.type, description.location.id, count, description.flags) == ("device", 0, 1, 3)
         self._memory.set_access(address, size)
-        return ()
 
-    def _cuMemUnmap(self, address: int, size: int) -> tuple[()]:
+    def _cuMemUnmap(self, address: int, size: int) -> None:
         self._memory.unmap(address, size)
-        return ()
 
-    def _cuMemcpyDtoDAsync(self, target: int, source: int, size: int, stream: int) -> tuple[()]:
+    def _cuMemcpyDtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:
         self._needs_context()
         self._memory.copy(target, source, size)
-        return ()
 
-    def _cuStreamCreate(self, flags: int) -> tuple[int]:
+    def _cuStreamCreate(self, flags: int) -> int:
         assert flags == 1, "it would wait for other streams"
-        return (7,)
+        return 7
 
-    def _cuStreamSynchronize(self, stream: int) -> tuple[()]:
+    def _cuStreamSynchronize(self, stream: int) -> None:
         assert stream == 7
-        return ()
 
-    def _cuMemsetD8Async(self, address: int, byte: int, size: int, stream: int) -> tuple[()]:
+    def _cuMemsetD8Async(self, address: int, byte: int, size: int, stream: int) -> None:
         self._needs_context()
         self._memory.fill(address, size, byte)
-        return ()
 
-    def _cuMemcpyDtoH(self, host: int, address: int, size: int) -> tuple[()]:
+    def _cuMemcpyDtoH(self, host: int, address: int, size: int) -> None:
         self._needs_context()
         self._memory.read(memoryview((ctypes.c_char * size).from_address(host)).cast("B"), address)
-        return ()
 
-    def _cuMemcpyHtoD(self, address: int, host: int, size: int) -> tuple[()]:
+    def _cuMemcpyHtoD(self, address: int, host: int, size: int) -> None:
         self._needs_context()
         self._memory.write(address, memoryview((ctypes.c_char * size).from_address(host)).cast("B"))
-        return ()
 
-    def _cuMemHostAlloc(self, size: int, flags: int) -> tuple[int]:
+    def _cuMemHostAlloc(self, size: int, flags: int) -> int:
         self._needs_context()
         buffer = (ctypes.c_char * size)()
         self._buffers[ctypes.addressof(buffer)] = buffer
-        return (ctypes.addressof(buffer),)
+        return ctypes.addressof(buffer)
 
-    def _cuMemFreeHost(self, pointer: int) -> tuple[()]:
+    def _cuMemFreeHost(self, pointer: int) -> None:
         del self._buffers[pointer]
-        return ()
-
-
-def _size_of(descriptor: int) -> int:
-
-    return os.fstat(descriptor).st_size

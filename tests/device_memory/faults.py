@@ -33,8 +33,8 @@ class FaultyDriver(MemfdDriver):
 
     is_new_memory_clean = False
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self) -> None:
+        super().__init__()
         #: calls until one fails; None: none does
         self.fail_at: int | None = None
         #: what it fails with

@@ -45,22 +45,14 @@ class _Mapping:
 
 
 class MemfdDriver:
-    """Memory files as device memory.
+    """Memory files as device memory."""
 
-    Parameters
-    ----------
-    granularity
-        Sizes and addresses are multiples of this, in bytes; a multiple of the machine's page size.
-    capacity
-        Bytes that this process may create at most; None: as many as the machine has.
-    """
-
+    #: sizes and addresses are multiples of this, in bytes; a multiple of the machine's page size
+    granularity = 2 * MIB
     is_new_memory_clean = True
     must_be_idle_to_map = False
 
-    def __init__(self, granularity: int = 2 * MIB, capacity: int | None = None) -> None:
-        self.granularity = granularity
-        self._capacity = capacity
+    def __init__(self) -> None:
         #: bytes created here and not released
         self.created = 0
         self._made_here: set[MemfdHandle] = set()
@@ -75,10 +67,6 @@ class MemfdDriver:
     def create(self, size: int) -> MemfdHandle:
         """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._check_multiple("size", size)
-        if self._capacity is not None and self.created + size > self._capacity:
-            raise OutOfDeviceMemory(
-                f"{size} bytes of device memory do not fit into the {self._capacity - self.created} bytes left."
-            )
         descriptor = os.memfd_create("sharedkernel-unit", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, size)

@@ -2,7 +2,7 @@
 
 It follows `CUDACachingAllocator.cpp` of torch 2.11 and 2.13 as far as pools go: sizes are rounded to 512 bytes; blocks
 up to 1 MiB come from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, larger ones from segments of
-their own; the best fit by (stream, size, address) is split if enough remains; freed blocks join their neighbours. It
+their own; the best fit by (size, address) is split if enough remains; freed blocks join their neighbours. It
 calls the C functions that it was given, and refuses what torch refuses.
 """
 
@@ -29,19 +29,18 @@ class OutOfMemoryError(RuntimeError):
 class Block:
     """A part of a segment."""
 
-    def __init__(self, pool: _Pool, address: int, size: int, stream: int) -> None:
-        self.pool, self.address, self.size, self.stream = pool, address, size, stream
+    def __init__(self, pool: _Pool, address: int, size: int, segment_size: int) -> None:
+        self.pool, self.address, self.size, self.segment_size = pool, address, size, segment_size
         self.previous: Block | None = None
         self.next: Block | None = None
         self.is_allocated = False
         #: freed, but a stream that used it may not be done
         self.awaits_events = False
         self.streams: set[int] = set()
-        self.segment_size = 0
 
     @property
-    def key(self) -> tuple[int, int, int]:
-        return self.stream, self.size, self.address
+    def key(self) -> tuple[int, int]:
+        return self.size, self.address
 
     @property
     def state(self) -> str:
@@ -60,15 +59,13 @@ class _Pool:
         self.id = number
         self.allocator = allocator
         self.use_count = 1
-        self.free: dict[bool, list[tuple[tuple[int, int, int], Block]]] = {True: [], False: []}
+        self.free: dict[bool, list[tuple[tuple[int, int], Block]]] = {True: [], False: []}
         self.segments: dict[int, Block] = {}
 
-    def take(self, size: int, stream: int) -> Block | None:
+    def take(self, size: int) -> Block | None:
         blocks = self.free[size <= SMALL]
-        index = bisect_left(blocks, ((stream, size, 0),), key=lambda each: (each[0],))
-        if index < len(blocks) and blocks[index][0][0] == stream:
-            return blocks.pop(index)[1]
-        return None
+        index = bisect_left(blocks, (size, 0), key=lambda each: each[0])
+        return blocks.pop(index)[1] if index < len(blocks) else None
 
     def put(self, block: Block) -> None:
         insort(self.free[block.segment_size == 2 * MIB], (block.key, block), key=lambda each: each[0])
@@ -115,7 +112,6 @@ class ModelTorch:
         #: names of calls that fail once
         self.failing: set[str] = set()
         self.is_capturing = False
-        self.stream = 0
         self.num_callbacks = 0
         self.settings = ""
         model = self
@@ -212,11 +208,10 @@ class ModelTorch:
             self._process_events()
         pool = self._pools[self.under_way[-1]] if self.under_way else self._default
         size = max(1, -(-size // 512)) * 512
-        block = pool.take(size, self.stream) or self._new_segment(pool, size)
+        block = pool.take(size) or self._new_segment(pool, size)
         remaining = block.size - size
         if remaining >= 512 if size <= SMALL else remaining > SMALL:
-            rest = Block(pool, block.address + size, remaining, block.stream)
-            rest.segment_size = block.segment_size
+            rest = Block(pool, block.address + size, remaining, block.segment_size)
             rest.previous, rest.next, block.next, block.size = block, block.next, rest, size
             if rest.next is not None:
                 rest.next.previous = rest
@@ -274,7 +269,7 @@ class ModelTorch:
             address: int | None = next(self._outside)
         else:
             self.num_callbacks += 1
-            address = pool.allocator.allocate(segment, 0, self.stream or None)
+            address = pool.allocator.allocate(segment, 0, None)
         if not address:
             raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes.")
         assert not any(
@@ -282,9 +277,7 @@ class ModelTorch:
             for each in self._pools.values()
             for start, first in each.segments.items()
         ), "a segment lies over another"
-        block = Block(pool, address, segment, self.stream)
-        block.segment_size = segment
-        pool.segments[address] = block
+        block = pool.segments[address] = Block(pool, address, segment, segment)
         return block
 
     def _stats(self, device: int) -> dict[str, Any]:

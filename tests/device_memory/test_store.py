@@ -7,25 +7,14 @@ import os
 import pytest
 
 from sharedkernel.device_memory.driver import MIB, InvalidMapping, OutOfDeviceMemory
-from sharedkernel.device_memory.layout import (
-    LEAST_LANE,
-    SMALL_UNIT,
-    lane_bytes,
-    plan_lane,
-    plan_private,
-)
+from sharedkernel.device_memory.layout import LEAST_LANE, SMALL_UNIT, lane_bytes, plan_lane, plan_private
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
+from tests.device_memory.faults import FaultyDriver
 from tests.device_memory.memfd import MemfdDriver
 from tests.device_memory.support import open_descriptors
 
 GIB = 1024 * MIB
-
-
-class UncleanDriver(MemfdDriver):
-    """Promises nothing about new memory, as CUDA does not."""
-
-    is_new_memory_clean = False
 
 
 @pytest.fixture
@@ -213,8 +202,8 @@ def test_a_dead_sessions_turn_is_over(store):
 
 
 def test_new_memory_of_an_unclean_driver_is_scrubbed_first():
-    """Also by the user who had the lane before it grew."""
-    store = LaneStore(UncleanDriver())
+    """Also by the user who had the lane before it grew. CUDA promises nothing about new memory."""
+    store = LaneStore(FaultyDriver())
     store.create_lane(1, 64 * MIB)
     for size, must_scrub in ((None, True), (None, False), (80 * MIB, True), (64 * MIB, False)):
         if size:
