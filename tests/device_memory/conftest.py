@@ -10,7 +10,7 @@ import pytest
 from sharedkernel.device_memory.driver import MIB
 from sharedkernel.device_memory.store import LaneStore
 from tests.device_memory.memfd import MemfdDriver
-from tests.device_memory.support import LANE, Session, open_descriptors
+from tests.device_memory.support import LANE, Session, open_descriptors, warm_up
 
 MakeSession = Callable[..., Session]
 
@@ -31,13 +31,15 @@ def store() -> Iterator[LaneStore]:
 
 @pytest.fixture
 def make_session(store: LaneStore) -> Iterator[MakeSession]:
-    """Yield a function that makes sessions in the lane."""
+    """Yield a function that makes sessions in the lane, warm ones if need be."""
     sessions: list[Session] = []
 
-    def make(name: str, user: str | None = None, **options: Any) -> Session:
+    def make(name: str, user: str | None = None, *, is_warm: bool = False, **options: Any) -> Session:
         session = Session(store, name, user, **options)
         sessions.append(session)
         session.set_lane()
+        if is_warm:
+            warm_up(session)
         return session
 
     yield make

@@ -23,6 +23,7 @@ from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.device_memory.torch_pool import TorchPools
 from sharedkernel.selftest.lane_process import LANE as LANE
 from sharedkernel.selftest.lane_process import LocalSupplier
+from tests.device_memory.faults import Fault, FaultyDriver
 from tests.device_memory.memfd import MemfdDriver
 from tests.device_memory.pool_model import Block, ModelTorch
 from tests.device_memory.traces import Allocated, Boundary, Freed, Step
@@ -83,6 +84,46 @@ class StoreSupplier(LocalSupplier):
         """Return the sizes of the pages that became private since this was asked last."""
         moved, self._moved = self._moved, []
         return moved
+
+
+class FailingArena:
+    """A session's page table on a driver that fails where a test wants, with the executor's store beside it."""
+
+    def __init__(self) -> None:
+        self.driver = FaultyDriver()
+        self.store = LaneStore(MemfdDriver())
+        self.supplier = StoreSupplier(self.store, "a")
+        self.arena = Arena(self.driver, self.supplier.release_units, [1 << 32])
+
+    def settle(self) -> None:
+        """Compare the session's pages with the store's account."""
+        self.arena.validate()
+        self.store.validate()
+        assert self.store.account().private.get("a", 0) == self.arena.private_bytes
+
+    def fail_everywhere(
+        self, change: Callable[[], object], check: Callable[[], object], error: type[BaseException] = Fault
+    ) -> int:
+        """Do *change* again and again, with another call of the driver failing each time, until none is left.
+
+        Returns
+        -------
+        int
+            How often it failed; *check* was called after each.
+        """
+        failures = 0
+        self.driver.error = error
+        while True:
+            self.driver.fail_at = failures
+            try:
+                change()
+            except error:
+                failures += 1
+                check()
+                self.settle()
+            else:
+                self.driver.fail_at = None
+                return failures
 
 
 class Tenant:
@@ -175,6 +216,10 @@ class Session(Tenant):
         pending = self.memory.prepare_offload(make_backing)
         pending.write()
         pending.commit()
+
+    def restore(self) -> None:
+        """Bring all that was sent away back to the device."""
+        self.memory.restore(self.supplier.private_units(self.memory.sizes_away(), mid_iteration=False))
 
     def validate(self) -> None:
         self.arena.validate()

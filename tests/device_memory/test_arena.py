@@ -11,23 +11,18 @@ from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.driver import MIB, ArenaBroken, InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.store import LaneStore
-from tests.device_memory.faults import Fault, FaultyDriver
 from tests.device_memory.memfd import MemfdDriver
-from tests.device_memory.support import LANE, StoreSupplier, open_descriptors, tensor_at
+from tests.device_memory.support import LANE, FailingArena, StoreSupplier, open_descriptors, tensor_at
 
 UNIT = 2 * MIB
-ADDRESSES = 1 << 32
 
 
-class Fixture:
+class Fixture(FailingArena):
     """An arena with a lane of 12 units in one area, and two private units."""
 
     def __init__(self) -> None:
-        self.driver = FaultyDriver()
-        self.store = LaneStore(MemfdDriver())
-        self.supplier = StoreSupplier(self.store, "a")
+        super().__init__()
         layout = self.store.create_lane(LANE, 24 * MIB)
-        self.arena = Arena(self.driver, self.supplier.release_units, [ADDRESSES])
         self.arena.import_lane(self.supplier.given(self.store.share_lane(LANE, "a")))
         self.lane = self.arena.add_lane_area(layout.units)
         self.layout = layout
@@ -43,12 +38,6 @@ class Fixture:
         for slot in self.arena.slots():
             if slot.state is not SlotState.UNMAPPED and slot.address in self.bytes:
                 assert tensor_at(slot.address, slot.size).eq(self.bytes[slot.address]).all()
-
-    def settle(self) -> None:
-        """Tell the store what was let go, and compare."""
-        self.arena.validate()
-        self.store.validate()
-        assert self.store.account().private.get("a", 0) == self.arena.private_bytes
 
 
 @pytest.fixture
@@ -102,20 +91,12 @@ def test_a_change_that_fails_anywhere_changes_nothing(fixture, change: Callable[
     if change is _rejoin:  # to the lane's bytes, which nobody has changed
         _make_private(fixture)
     before = fixture.states()
-    failures = 0
-    while True:
-        fixture.driver.fail_at = failures
-        try:
-            change(fixture)
-        except Fault:
-            failures += 1
-            assert fixture.states() == before
-            fixture.check_bytes()
-            fixture.settle()
-        else:
-            break
-    fixture.driver.fail_at = None
-    assert failures >= 2
+
+    def is_as_before() -> None:
+        assert fixture.states() == before
+        fixture.check_bytes()
+
+    assert fixture.fail_everywhere(lambda: change(fixture), is_as_before) >= 2
     assert fixture.states() != before
     fixture.check_bytes()
     fixture.settle()

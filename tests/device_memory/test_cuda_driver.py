@@ -49,15 +49,29 @@ def test_the_executors_side_needs_no_context(cuda):
     assert open_descriptors() == before
 
 
-def test_a_session_maps_copies_and_comes_back(cuda):
-    """The page table over this driver, in the primary context, which is made current where none is."""
+@pytest.fixture
+def supplier():
+    """Yield who brings a session units of a store with one lane; when it is over nothing of it is left."""
     before = open_descriptors()
     store = LaneStore(CudaDriver(bindings=FakeCuda()))
-    layout = store.create_lane(LANE, 24 * MIB)
-    supplier = StoreSupplier(store, "a")
+    store.create_lane(LANE, 24 * MIB)
+    yield StoreSupplier(store, "a")
+    store.session_gone("a")
+    store.remove_lane(LANE)
+    assert open_descriptors() == before
+
+
+@pytest.fixture
+def arena(cuda, supplier):
+    """Return a session's memory, without anything mapped yet."""
     arena = Arena(CudaDriver(bindings=cuda), supplier.release_units, [1 << 32])
-    arena.import_lane(supplier.given(store.share_lane(LANE, "a")))
-    area = arena.add_lane_area(layout.units)
+    arena.import_lane(supplier.given(supplier.store.share_lane(LANE, "a")))
+    return arena
+
+
+def test_a_session_maps_copies_and_comes_back(cuda, supplier, arena):
+    """The page table over this driver, in the primary context, which is made current where none is."""
+    area = arena.add_lane_area(supplier.store.layout(LANE).units)
     assert cuda.calls.count("cuMemSetAccess") == 1, "access is set once for all units"
     assert cuda.calls.count("cuDevicePrimaryCtxRetain") == 1
     slot = area.slots[3]
@@ -74,20 +88,12 @@ def test_a_session_maps_copies_and_comes_back(cuda):
     (free,) = arena.add_private_area(supplier.private_units([2 * MIB], mid_iteration=False)).slots
     assert not tensor_at(free.address, free.size).any()
     arena.close()
-    store.session_gone("a")
-    store.remove_lane(LANE)
     assert cuda._buffers == {}, "pinned memory is left"
-    assert open_descriptors() == before
 
 
-def test_the_device_is_idle_whenever_something_is_unmapped(cuda):
+def test_the_device_is_idle_whenever_something_is_unmapped(cuda, supplier, arena):
     """Each unmapping comes after a wait, with no copy or fill between."""
-    store = LaneStore(CudaDriver(bindings=FakeCuda()))
-    layout = store.create_lane(LANE, 24 * MIB)
-    supplier = StoreSupplier(store, "a")
-    arena = Arena(CudaDriver(bindings=cuda), supplier.release_units, [1 << 32])
-    arena.import_lane(supplier.given(store.share_lane(LANE, "a")))
-    area = arena.add_lane_area(layout.units)
+    area = arena.add_lane_area(supplier.store.layout(LANE).units)
     arena.make_private(area.slots[:2], supplier.private_units([2 * MIB] * 2, mid_iteration=False))
     arena.scrub_lane()
     arena.rejoin(area.slots[:1])
@@ -101,8 +107,6 @@ def test_the_device_is_idle_whenever_something_is_unmapped(cuda):
             is_idle = False
         elif call == "cuMemUnmap":
             assert is_idle
-    store.session_gone("a")
-    store.remove_lane(LANE)
 
 
 @pytest.mark.parametrize(

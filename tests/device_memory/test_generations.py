@@ -7,15 +7,14 @@ import pytest
 from sharedkernel.device_memory import generations
 from sharedkernel.device_memory.driver import MIB, DeviceMemoryError, InvalidMapping
 from tests.device_memory import traces
-from tests.device_memory.support import LANE, WARM_UP, Replay, warm_up
+from tests.device_memory.support import LANE, WARM_UP, Replay
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.13.0"])
-@pytest.mark.parametrize("name", traces.STATIC)
-def test_a_static_loop_has_one_survivor_page_at_most_and_none_later(make_session, name, version):
+def test_a_static_loop_has_one_survivor_page_at_most_and_none_later(make_session, version):
     """After the warm-up: one page at the first hand-over, none after it, and no callback of torch's."""
     session = make_session("a", version=version)
-    replay = Replay(session, traces.record(name, 8))
+    replay = Replay(session, traces.record(traces.STATIC, 8))
     session.begin()
     assert replay.iterate()
     session.memory.next_iteration()
@@ -56,9 +55,7 @@ def test_varying_shapes_keep_little_of_the_lane(make_session):
 @pytest.mark.parametrize("at", ["boundary", "yield", "cell"])
 def test_on_a_full_device_a_session_keeps_the_pages_of_the_lane_in_which_something_lives(store, make_session, at):
     """What is there could be copied nowhere; the rest of the lane is free, and the next turns have one as before."""
-    a, b = make_session("a"), make_session("b")
-    for session in (a, b):
-        warm_up(session)
+    a, b = make_session("a", is_warm=True), make_session("b", is_warm=True)
     a.begin()
     kept = a.allocate(30 * MIB, 40)
     a.allocate(1000, 50)
@@ -87,8 +84,7 @@ def test_on_a_full_device_a_session_keeps_the_pages_of_the_lane_in_which_somethi
 
 def test_a_page_is_not_kept_that_the_executor_refuses(store, make_session):
     """Nothing has changed then, and the hand-over is tried again."""
-    session = make_session("a")
-    warm_up(session)
+    session = make_session("a", is_warm=True)
     session.begin()
     session.allocate(30 * MIB, 40)
     session.supplier.is_device_full = True
@@ -105,8 +101,7 @@ def test_a_page_is_not_kept_that_the_executor_refuses(store, make_session):
 def test_private_pages_beyond_the_limit_show_the_lane_again(make_session, store):
     """What lived once does not keep the lane's addresses private for good."""
     store.resize_lane(LANE, 256 * MIB)
-    session = make_session("a")
-    warm_up(session)
+    session = make_session("a", is_warm=True)
     for size in (100 * MIB, 40 * MIB):
         session.begin()
         block = session.allocate(size, 3)
@@ -120,8 +115,7 @@ def test_private_pages_beyond_the_limit_show_the_lane_again(make_session, store)
 
 def test_without_room_for_survivors_the_lane_stays_with_its_session(store, make_session):
     """The hand-over did not happen; it does once there is room."""
-    session = make_session("a")
-    warm_up(session)
+    session = make_session("a", is_warm=True)
     session.begin()
     block = session.allocate(3 * MIB, 5)
     session.supplier.allowance = MIB

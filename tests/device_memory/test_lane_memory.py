@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,23 +14,22 @@ from tests.device_memory.faults import FaultyDriver
 from tests.device_memory.pool_model import OutOfMemoryError
 from tests.device_memory.support import LANE, tensor_at, warm_up
 
+#: small blocks and a large one, in bytes
+ALL_OF_A_LANE = (*[MIB] * 8, 60 * MIB)
+
 
 def test_another_users_bytes_are_not_found(make_session):
     """A lane that passes to another user has nothing of what was written there."""
-    a, b, c = (make_session(name) for name in "abc")
-    for session in (a, b, c):
-        warm_up(session)
+    a, b, c = (make_session(name, is_warm=True) for name in "abc")
     for session, other in ((a, b), (b, c)):
         session.begin()
-        # all of the lane, small blocks and large ones
-        blocks = [session.allocate(MIB, 171) for _ in range(8)]
-        blocks.append(session.allocate(60 * MIB, 171))
+        blocks = [session.allocate(size, 171) for size in ALL_OF_A_LANE]
         kept = blocks.pop(3)
         for block in blocks:
             session.free(block)
         session.hand_over()
         other.begin()
-        for size in (*[MIB] * 8, 60 * MIB):
+        for size in ALL_OF_A_LANE:
             block = other.torch.malloc(size)
             assert not tensor_at(block.address, size).eq(171).any()
             other.torch.free(block)
@@ -50,24 +50,20 @@ def test_another_users_bytes_are_not_found_behind_a_private_page(make_session):
     kept = [b.allocate(MIB, 7), b.allocate(40 * MIB, 7)]
     b.hand_over()
     a.begin()
-    for size in (*[MIB] * 8, 60 * MIB):
-        block = a.torch.malloc(size)
+    for block in map(a.torch.malloc, ALL_OF_A_LANE):
         tensor_at(block.address, block.size).fill_(171)
     a.hand_over()
     b.begin_turn()
     b.hand_over()
     c.begin()
-    for size in (*[MIB] * 8, 60 * MIB):
-        block = c.torch.malloc(size)
+    for block in map(c.torch.malloc, ALL_OF_A_LANE):
         assert not tensor_at(block.address, block.size).eq(171).any()
     assert len(kept) == 2
 
 
 def test_an_iteration_can_be_parked_in_its_middle(make_session):
     """Its pages are private until it ends, and then show the lane again."""
-    a, b = make_session("a"), make_session("b")
-    for session in (a, b):
-        warm_up(session)
+    a, b = make_session("a", is_warm=True), make_session("b", is_warm=True)
     a.begin()
     activations = [a.allocate(size, 40 + number) for number, size in enumerate((512, MIB, 3 * MIB, 12 * MIB))]
     a.hand_over("yield")
@@ -89,8 +85,7 @@ def test_an_iteration_can_be_parked_in_its_middle(make_session):
 def test_a_hand_over_is_whole_or_has_not_happened_whatever_call_of_the_driver_fails(make_session):
     """Once what lives is out of the lane it is everybody's, though what nothing lives in could not be given back."""
     driver, outcomes = FaultyDriver(), set()
-    session = make_session("a", driver=driver, check_lanes=True)
-    warm_up(session)
+    session = make_session("a", driver=driver, check_lanes=True, is_warm=True)
     for fail_at in itertools.count():
         session.begin()
         block = session.allocate(12 * MIB, 40)
@@ -124,8 +119,7 @@ def test_a_hand_over_is_whole_or_has_not_happened_whatever_call_of_the_driver_fa
 @pytest.mark.parametrize("size", [48 * MIB, 128 * MIB])
 def test_a_parked_iteration_goes_on_in_a_lane_that_has_changed(store, make_session, size):
     """Its blocks are where they were; what it allocates from now on is in the new lane."""
-    session = make_session("a")
-    warm_up(session)
+    session = make_session("a", is_warm=True)
     session.begin()
     block = session.allocate(12 * MIB, 5)
     session.hand_over("yield")
@@ -144,8 +138,7 @@ def test_a_parked_iteration_goes_on_in_a_lane_that_has_changed(store, make_sessi
 
 def test_a_lane_grows_shrinks_and_moves_under_survivors(store, make_session):
     """Only while it is empty; the blocks of a session stay where they are."""
-    session = make_session("a")
-    warm_up(session)
+    session = make_session("a", is_warm=True)
     blocks = []
     for size in (200 * MIB, 48 * MIB, 48 * MIB):
         session.begin()
@@ -202,11 +195,8 @@ def test_two_threads_grow_at_once(make_session):
         return original(sizes, mid_iteration=mid_iteration)
 
     session.supplier.private_units = wait_for_the_other
-    threads = [threading.Thread(target=session.allocate, args=(30 * MIB, byte)) for byte in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        pool.map(session.allocate, [30 * MIB] * 2, [1, 2])
     session.supplier.private_units = original
     assert len(session.written) == 2
 
@@ -229,8 +219,7 @@ def test_emptying_the_cache_gives_back_what_is_dead(store, make_session):
 
 def test_a_graph_under_capture_postpones_the_hand_over(make_session):
     """Waiting for the device would break the capture."""
-    session = make_session("a")
-    warm_up(session)
+    session = make_session("a", is_warm=True)
     session.begin()
     session.allocate(MIB, 1)
     session.torch.is_capturing = True

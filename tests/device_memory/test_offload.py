@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
 
 from sharedkernel.device_memory import offload as offloading
-from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.driver import MIB, DeviceMemoryError, InvalidMapping
 from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.offload import (
@@ -19,10 +19,8 @@ from sharedkernel.device_memory.offload import (
     sizes_away,
 )
 from sharedkernel.device_memory.ranges import LiveRanges
-from sharedkernel.device_memory.store import LaneStore
-from tests.device_memory.faults import Fault, FaultyDriver
-from tests.device_memory.memfd import MemfdDriver
-from tests.device_memory.support import StoreSupplier, offload, open_descriptors, tensor_at
+from tests.device_memory.faults import Fault
+from tests.device_memory.support import FailingArena, offload, open_descriptors, tensor_at
 
 SIZES = (2 * MIB, 16 * MIB, 2 * MIB, 32 * MIB, 2 * MIB)
 
@@ -53,14 +51,11 @@ class FaultyShelter(BackingStore):
         super().read(offset, into)
 
 
-class Fixture:
+class Fixture(FailingArena):
     """An arena of private units of all sizes with random bytes, but for the dead one."""
 
     def __init__(self) -> None:
-        self.driver = FaultyDriver()
-        self.store = LaneStore(MemfdDriver())
-        self.supplier = StoreSupplier(self.store, "a")
-        self.arena = Arena(self.driver, self.supplier.release_units, [1 << 32])
+        super().__init__()
         for size in SIZES:
             self.arena.add_private_area(self.supplier.private_units([size], mid_iteration=False))
         slots = self.arena.slots()
@@ -85,10 +80,6 @@ class Fixture:
 
     def given(self):
         return self.supplier.private_units(sizes_away(self.arena), mid_iteration=False)
-
-    def settle(self) -> None:
-        self.arena.validate()
-        assert self.store.account().private.get("a", 0) == self.arena.private_bytes
 
 
 @pytest.fixture
@@ -149,26 +140,17 @@ def test_a_shelter_that_fails_leaves_everything_where_it_is(fixture, error):
 def test_a_device_that_fails_leaves_everything_where_it_is(fixture, error):
     """Whichever call of the driver it is."""
     backing = BackingStore(sum(SIZES))
-    fixture.driver.error = error
-    for state, call in (
+
+    def is_all(state: SlotState) -> None:
+        assert {slot.state for slot in fixture.arena.slots()} == {state}
+        if state is SlotState.PRIVATE:
+            fixture.check()
+
+    for state, change in (
         (SlotState.PRIVATE, lambda: offload(fixture.arena, fixture.live, backing)),
         (SlotState.AWAY, lambda: restore(fixture.arena, fixture.given(), backing)),
     ):
-        failures = 0
-        while True:
-            fixture.driver.fail_at = failures
-            try:
-                call()
-            except error:
-                failures += 1
-                assert {slot.state for slot in fixture.arena.slots()} == {state}
-                if state is SlotState.PRIVATE:
-                    fixture.check()
-                fixture.settle()
-            else:
-                break
-        assert failures > 5
-        fixture.driver.fail_at = None
+        assert fixture.fail_everywhere(change, functools.partial(is_all, state), error) > 5
     fixture.check()
     backing.close()
 
@@ -186,7 +168,7 @@ def test_units_that_do_not_fit_are_refused(fixture):
     fixture.check()
 
 
-def test_a_session_that_cannot_be_offloaded_goes_on(make_session, tmp_path, monkeypatch):
+def test_a_session_that_cannot_be_offloaded_goes_on(make_session):
     """Its memory stays where it is, and so does its work."""
     session = make_session("a")
     block = session.allocate(30 * MIB, 5)
@@ -204,7 +186,7 @@ def test_a_session_that_cannot_be_offloaded_goes_on(make_session, tmp_path, monk
         with pytest.raises(DeviceMemoryError):
             session.memory.restore(session.supplier.private_units(sizes, mid_iteration=False))
         assert session.memory.is_away
-    session.memory.restore(session.supplier.private_units(session.memory.sizes_away(), mid_iteration=False))
+    session.restore()
     session.check(block)
 
 
@@ -222,6 +204,6 @@ def test_dead_pages_are_not_copied(make_session):
     session.offload(make)
     assert sizes == [2 * MIB]
     assert sum(offloading.sizes_away(session.arena)) == 66 * MIB
-    session.memory.restore(session.supplier.private_units(session.memory.sizes_away(), mid_iteration=False))
+    session.restore()
     session.check(kept)
     session.allocate(64 * MIB, 7)

@@ -51,8 +51,7 @@ class Sessions(RuleBasedStateMachine):
     def take_a_turn(self, number: int, new_job: bool) -> None:
         session = self._pick(number)
         if session.memory.is_away:
-            sizes = session.memory.sizes_away()
-            session.memory.restore(session.supplier.private_units(sizes, mid_iteration=False))
+            session.restore()
             self.is_stale.add(session)
         if session in self.is_stale:
             session.set_lane()

@@ -17,7 +17,7 @@ import pytest
 from sharedkernel.device_memory import torch_pool
 from sharedkernel.device_memory.driver import DriverUnavailable, InvalidMapping
 from sharedkernel.device_memory.torch_pool import TorchPools, is_called_back
-from tests.device_memory.pool_model import MIB, ModelTorch, OutOfMemoryError
+from tests.device_memory.pool_model import MIB, Block, ModelTorch, OutOfMemoryError
 
 _START = 1 << 45
 
@@ -30,6 +30,13 @@ def torch():
 @pytest.fixture
 def pools(torch):
     return TorchPools(torch)
+
+
+def _begun(pools, allocate):
+    """Return a pool that is begun, and asks *allocate* for addresses."""
+    pool = pools.make(allocate)
+    pools.begin(pool)
+    return pool
 
 
 def _addresses(start: int = _START):
@@ -97,35 +104,33 @@ def test_a_call_that_fails_leaves_no_pool_behind(torch, pools, call):
     assert torch.malloc(100).pool.id == pool.memory_pool.id
 
 
-@pytest.mark.parametrize("call", ["begin", "end", "release"])
-def test_leaving_all_pools_for_a_moment_puts_them_back(torch, pools, call):
-    """In their order, also when torch fails in between; the next time it works."""
-    outer, inner = pools.make(_addresses()), pools.make(_addresses(2 * _START))
-    pools.begin(outer)
-    pools.begin(inner)
+def test_leaving_all_pools_for_a_moment_puts_them_back(torch, pools):
+    """In their order, also when torch fails in between."""
+    _begun(pools, _addresses()), _begun(pools, _addresses(2 * _START))
     order = list(torch.under_way)
-    pools.process_events()
-    assert torch.under_way == order
-    block = torch.malloc(MIB)
-    torch.record_stream(block, 3)
-    torch.free(block)
-    pools.synchronize()
-    pools.process_events()
-    assert block.state == "inactive"
-    if call == "release":
+
+    def free_for_a_stream() -> Block:
         block = torch.malloc(MIB)
         torch.record_stream(block, 3)
         torch.free(block)
-        torch.failing.add(call)
-        with pytest.raises(RuntimeError):
-            pools.process_events()
-        assert torch.under_way == order
+        return block
+
+    pools.process_events()
+    assert torch.under_way == order
+    block = free_for_a_stream()
+    pools.synchronize()
+    pools.process_events()
+    assert block.state == "inactive"
+    free_for_a_stream()
+    torch.failing.add("release")
+    with pytest.raises(RuntimeError):
+        pools.process_events()
+    assert torch.under_way == order
 
 
 def test_callbacks_live_as_long_as_the_process(torch, pools):
     """Torch may call them when nobody of ours remembers them."""
-    pool = pools.make(_addresses())
-    pools.begin(pool)
+    pool = _begun(pools, _addresses())
     gc.collect()
     block = torch.malloc(3 * MIB)
     assert block.address == _START
@@ -152,8 +157,7 @@ def _out_of(error: BaseException):
 )
 def test_no_error_passes_through_torch(torch, pools, raised, seen):
     """Torch says that it is out of memory; an interrupt comes once it has returned, and is not lost."""
-    pool = pools.make(_out_of(raised))
-    pools.begin(pool)
+    pool = _begun(pools, _out_of(raised))
     with pytest.raises(seen):
         torch.malloc(1)
     pools.end(pool)
@@ -170,8 +174,7 @@ def test_an_interrupt_while_a_refusal_is_logged_is_not_lost(torch, pools):
     log = logging.getLogger(torch_pool.__name__)
     log.addHandler(Interrupting())
     log.setLevel(logging.INFO)
-    pool = pools.make(_out_of(ValueError("a reason")))
-    pools.begin(pool)
+    pool = _begun(pools, _out_of(ValueError("a reason")))
     with pytest.raises(KeyboardInterrupt):
         torch.malloc(1)
     pools.end(pool)
@@ -199,8 +202,7 @@ def test_an_interrupt_is_not_lost_where_the_callback_s_own_objects_end(torch, po
         signal.raise_signal(signal.SIGINT)
 
     ended: list[Answer] = []
-    pool = pools.make(interrupted)
-    pools.begin(pool)
+    pool = _begun(pools, interrupted)
     with pytest.raises(KeyboardInterrupt):
         torch.malloc(1)
     assert len(ended) == 2
@@ -249,8 +251,7 @@ def test_an_interrupt_at_any_moment_gives_no_wild_address(torch, pools):
 
 def test_a_primed_pool_calls_back_no_more(torch, pools):
     """It owns all its segments, small and large, and nothing lives in them."""
-    pool = pools.make(_addresses())
-    pools.begin(pool)
+    pool = _begun(pools, _addresses())
     pools.prime(pool, 5, 100 * MIB)
     assert torch.num_callbacks == 6
     assert pools.live_blocks([pool]) == []
@@ -270,8 +271,7 @@ def test_a_signals_handler_knows_that_the_allocator_calls_back(torch, pools):
             signal.raise_signal(signal.SIGUSR2)
             return _START
 
-        pool = pools.make(allocate)
-        pools.begin(pool)
+        _begun(pools, allocate)
         signal.raise_signal(signal.SIGUSR2)
         torch.malloc(1)
         signal.raise_signal(signal.SIGUSR2)

@@ -51,45 +51,29 @@ class _Transformer(nn.Module):
         return self.head(self.encoder(self.embed(x)).mean(1))
 
 
-def _mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-
-
-def _tokens(number: int) -> torch.Tensor:
-    return torch.randint(1000, (24, 64))
-
-
-def _varying_tokens(number: int) -> torch.Tensor:
-    return torch.randint(1000, (4 + number * 7 % 13, 16 + number * 11 % 33))
-
-
-_Batch = Callable[[int], torch.Tensor]
-_LOOPS: dict[str, tuple[Callable[[], nn.Module], _Batch]] = {
-    "mlp": (_mlp, lambda number: torch.randn(64, 784)),
-    "transformer": (lambda: _Transformer(192, 2), _tokens),
-    "varying transformer": (lambda: _Transformer(128, 4), _varying_tokens),
-}
-STATIC = ("mlp", "transformer")
-VARYING = "varying transformer"
+#: width, layers, and the shape of each batch
+Loop = tuple[int, int, Callable[[int], tuple[int, int]]]
+STATIC: Loop = (192, 2, lambda number: (24, 64))
+VARYING: Loop = (128, 4, lambda number: (4 + number * 7 % 13, 16 + number * 11 % 33))
 
 
 @functools.cache
-def record(name: str, iterations: int) -> tuple[Step, ...]:
+def record(loop: Loop, iterations: int) -> tuple[Step, ...]:
     """Train with Adam and return what was allocated, the model's parameters first.
 
     The last loss is kept over each boundary, as loops that print it do.
     """
-    make, batch = _LOOPS[name]
+    width, layers, shape = loop
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            model = make()
+            model = _Transformer(width, layers)
             optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
             losses = []
             for number in range(iterations):
-                inputs = batch(number)
+                inputs = torch.randint(1000, shape(number))
                 loss = nn.functional.cross_entropy(model(inputs), torch.zeros(len(inputs), dtype=torch.long))
                 loss.backward()
                 optimizer.step()
