@@ -105,66 +105,58 @@ async def run_cells(notebook: Notebook, num_cells: int) -> None:
         assert (reply.error is None) == (code != "1 / 0"), reply
 
 
-class Served:
-    """A stack, a Jupyter server of one of its users, and a notebook there with a session, and with a stock kernel."""
-
-    def __init__(self, stack: LocalStack, server: JupyterServer, ours: Notebook, stock: Notebook) -> None:
-        self._stack, self._server, self._ours, self._stock = stack, server, ours, stock
-        self.pids: Mapping[str, int] = {}
-
-    async def prepare(self) -> None:
-        """Find the processes; returns once both notebooks have run a cell."""
-        pids = {"session": int(await self._ours.run(_PREPARE)), "stock kernel": int(await self._stock.run(_PREPARE))}
-        services = {"gateway": self._stack.gateway, "executor": self._stack.executor, "server": self._server.service}
-        for name, service in services.items():
+async def _growth(stack: LocalStack, server: JupyterServer, num_requests: int, of_gateway: int) -> dict[str, int]:
+    ours = Route(name="the session", url=server.url, token=TOKEN, kernel=KERNEL_NAME)
+    stock = Route(name="the stock kernel", url=server.url, token=TOKEN, kernel=STOCK_KERNEL)
+    async with open_notebook(ours) as first, open_notebook(stock) as second:
+        pids = {"session": int(await first.run(_PREPARE)), "stock kernel": int(await second.run(_PREPARE))}
+        for name, service in {"gateway": stack.gateway, "executor": stack.executor, "server": server.service}.items():
             assert service.process is not None
             pids[name] = service.process.pid
         children = psutil.Process(pids["server"]).children()
         (pids["relay"],) = (child.pid for child in children if child.pid != pids["stock kernel"])
-        self.pids = pids
 
-    async def ask_all(self, num_requests: int, of_gateway: int) -> None:
-        """Have each process answer at least *num_requests*, and the gateway *of_gateway* times as many."""
-        token = self._stack.token(self._stack.users[0])
-        await asyncio.gather(
-            run_cells(self._ours, num_requests),
-            run_cells(self._stock, num_requests),
-            asyncio.to_thread(ask_gateway, self._stack.gateway_url, token, of_gateway * num_requests),
-            asyncio.to_thread(ask_server, self._server.url, num_requests),
-        )
+        async def ask_all(number: int) -> None:
+            token = stack.token(stack.users[0])
+            await asyncio.gather(
+                run_cells(first, number),
+                run_cells(second, number),
+                asyncio.to_thread(ask_gateway, stack.gateway_url, token, of_gateway * number),
+                asyncio.to_thread(ask_server, server.url, number),
+            )
 
-    def memory(self) -> dict[str, int]:
-        """Return what each process has of its own, in bytes, as the system counts it."""
-        return {name: memory_bytes(pid, "Anonymous") for name, pid in self.pids.items()}
+        def memory() -> dict[str, int]:
+            return {name: memory_bytes(pid, "Anonymous") for name, pid in pids.items()}
+
+        await ask_all(round(WARM_UP * num_requests))
+        before = memory()
+        await ask_all(num_requests)
+        return {name: after - before[name] for name, after in memory().items()}
 
 
-async def growth(stack: LocalStack, server: JupyterServer, num_requests: int, of_gateway: int = 1) -> dict[str, int]:
+def growth(num_requests: int, of_gateway: int = 1) -> dict[str, int]:
     """Return what each process has grown by while it answered *num_requests* more, in bytes.
 
     Parameters
     ----------
-    stack, server
-        Where.
     num_requests
         Of each process.
     of_gateway
         How many times as many the gateway gets, which answers in less time than a cell takes.
     """
-    ours = Route(name="the session", url=server.url, token=TOKEN, kernel=KERNEL_NAME)
-    stock = Route(name="the stock kernel", url=server.url, token=TOKEN, kernel=STOCK_KERNEL)
-    async with open_notebook(ours) as first, open_notebook(stock) as second:
-        served = Served(stack, server, first, second)
-        await served.prepare()
-        await served.ask_all(round(WARM_UP * num_requests), of_gateway)
-        before = served.memory()
-        await served.ask_all(num_requests, of_gateway)
-        return {name: after - before[name] for name, after in served.memory().items()}
+    with LocalStack(users=["ada"], capacity="1GiB") as stack, tempfile.TemporaryDirectory() as directory:
+        server = JupyterServer(Path(directory) / "server", stack.client_environment("ada"), _REMEMBERED)
+        server.start()
+        try:
+            return asyncio.run(_growth(stack, server, num_requests, of_gateway))
+        finally:
+            server.stop()
 
 
-def too_much(grown: Mapping[str, int]) -> list[str]:
+def too_much(grown: Mapping[str, int], most: int = MOST_GROWTH) -> list[str]:
     """Return the processes that have grown by too much; a session's growth counts beyond that of a stock kernel."""
     least = {"session": max(0, grown["stock kernel"])}
-    return [name for name, size in grown.items() if name != "stock kernel" and size - least.get(name, 0) > MOST_GROWTH]
+    return [name for name, size in grown.items() if name != "stock kernel" and size - least.get(name, 0) > most]
 
 
 def main() -> None:
@@ -179,13 +171,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000, help="of each process (default: %(default)s)")
     options = parser.parse_args()
     begun = time.monotonic()
-    with LocalStack(users=["ada"], capacity="1GiB") as stack, tempfile.TemporaryDirectory() as directory:
-        server = JupyterServer(Path(directory) / "server", stack.client_environment("ada"), _REMEMBERED)
-        server.start()
-        try:
-            grown = asyncio.run(growth(stack, server, options.requests))
-        finally:
-            server.stop()
+    grown = growth(options.requests)
     print(json.dumps({name: format_bytes(size) for name, size in grown.items()}, indent=2))  # noqa: T201
     print(f"{options.requests:,} requests of each in {time.monotonic() - begun:.0f} s")  # noqa: T201
     sys.exit(1 if too_much(grown) else 0)
