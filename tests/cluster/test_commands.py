@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,10 +52,8 @@ def test_each_command_explains_itself(command: str) -> None:
         (["up", "--cluster-key", "{key}", "--fronts", "a"], "fronts names 'a'; write URLs"),
         (["up", "--cluster-key", "{key}", "--fronts", "http://a", "--devices", "x"], "executors names 'x'"),
         (["up", "--cluster-key", "{key}", "--fronts", "http://a", "--gateway-options='"], "check its quotes"),
-        (["up", "--cluster-key", "{key}", "--fronts", "http://a", "--timeout", "soon"], "'soon'"),
         (["up", "--cluster-key", "{key}", "--fronts", "http://a"], "each user can read the others' files"),
-        (["drain"], "name the host to drain, such as `sharedkernel cluster drain h2`"),
-        (["drain", "h1", "h2"], "name the host to drain"),
+        (["drain", "h1", "h2"], "name the host to drain, such as `sharedkernel cluster drain h2`"),
         (["drain", "h1", "--timeout", "soon"], "--timeout: 'soon'"),
         (["status", "h1"], "'h1' is not understood; see `sharedkernel cluster status --help`"),
     ],
@@ -83,21 +82,13 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path, key: str, monke
     assert readable_token({"RAY_AUTH_TOKEN": "x", "HOME": str(tmp_path)}) is None
 
 
-@pytest.mark.parametrize(
-    ("options", "is_refused"),
-    [
-        ("", True),
-        ("--isolate off --uid-range 1-2", True),
-        ("--isolate users", False),
-        ("--isolate=users", False),
-        ("--uid-range 200000-299999", False),
-    ],
-)
-def test_several_users_under_one_account_are_refused(options: str, is_refused: bool) -> None:
+def test_several_users_under_one_account_are_refused() -> None:
     """Unless one person uses the cluster, or something else starts the hosts."""
-    settings = ClusterSettings(key_file="k", fronts=[], executor_options=options)
-    assert bool(shared_account(settings, is_single=False)) == is_refused
-    assert shared_account(settings, is_single=True) is None
+    refused = ("", "--isolate off --uid-range 1-2")
+    for options in (*refused, "--isolate users", "--isolate=users", "--uid-range 200000-299999"):
+        settings = ClusterSettings(key_file="k", fronts=[], executor_options=options)
+        assert bool(shared_account(settings, is_single=False)) == (options in refused), options
+        assert shared_account(settings, is_single=True) is None
 
 
 def test_a_host_serves_as_many_devices_as_its_node_has() -> None:
@@ -190,8 +181,9 @@ def test_what_a_front_and_ray_know_is_merged() -> None:
 def test_only_three_modules_import_ray() -> None:
     """And no gateway, front, executor or session does, so that they run where it is not installed."""
     found = set()
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_bytes())):
+    sources = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
+    for path in (path for path, source in sources.items() if re.search(r"\bray\b", source)):
+        for node in ast.walk(ast.parse(sources[path])):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.partition(".")[0] == "ray" for name in names):
@@ -199,12 +191,15 @@ def test_only_three_modules_import_ray() -> None:
     assert found == {"cluster/agent.py", "cluster/directory.py"}
 
 
-def test_a_gateway_of_its_own_imports_nothing_of_a_cluster(tmp_path: Path) -> None:
-    """Neither Ray nor fronts, as the interpreter itself reports."""
-    command = [sys.executable, "-X", "importtime", "-m", "sharedkernel", "gateway", "--check-config"]
+@pytest.mark.parametrize(
+    ("options", "without"), [([], "sharedkernel.gateway.hosts"), (["--front"], "sharedkernel.cluster")]
+)
+def test_a_gateway_imports_no_more_of_a_cluster_than_it_needs(tmp_path: Path, options: list[str], without: str) -> None:
+    """One of its own no fronts, a front no commands, and neither Ray, as the interpreter itself reports."""
+    command = [sys.executable, "-X", "importtime", "-m", "sharedkernel", "gateway", "--check-config", *options]
     done = subprocess.run(
         [*command, "--runtime-dir", str(tmp_path / "run")], capture_output=True, text=True, check=False
     )
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "sharedkernel.gateway.kernels.manager" in modules
-    assert {name for name in modules if name.partition(".")[0] == "ray" or ".gateway.hosts" in name} == set()
+    assert {name for name in modules if name.partition(".")[0] == "ray" or name.startswith(without)} == set()

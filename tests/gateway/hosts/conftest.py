@@ -10,11 +10,13 @@ import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sharedkernel.gateway.auth.tickets import host_key
 from sharedkernel.gateway.auth.tokens import TokenFile
+from sharedkernel.gateway.hosts.member import CORDON_PATH
 from sharedkernel.local_stack import free_port
 from sharedkernel.services import Service
 from tests.gateway.client import PATIENCE, Client
@@ -31,6 +33,15 @@ c.SharedKernelGateway.revocation_seconds = 0.2
 c.SharedKernelGateway.max_websockets = 2000
 c.SharedKernelGateway.quotas = {{'users': {{'linus': {{'sessions': 2}}}}}}
 """
+
+
+def answers(url: str) -> bool:
+    """Whether an address answers with success; a front's `/readyz` does once a host has registered there."""
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 class Cluster:
@@ -60,17 +71,9 @@ class Cluster:
                 "--cluster-key", self.key("cluster", SECRET),
             ],
             log_path=self.directory / f"front{number}.log",
-            is_ready=partial(self.has_hosts, number),
+            is_ready=partial(answers, f"http://127.0.0.1:{port}/readyz"),
             scratch=self.directory,
-            environment={"PYTHONPATH": str(self._without_ray())},
         )  # fmt: skip
-
-    def _without_ray(self) -> Path:
-        """Return a directory for the path of a process in which Ray cannot be imported, as if it were not installed."""
-        package = self.directory / "without_ray" / "ray"
-        package.mkdir(parents=True, exist_ok=True)
-        (package / "__init__.py").write_text("raise ModuleNotFoundError('ray is not installed', name='ray')\n")
-        return package.parent
 
     def _host(self, name: str) -> Stack:
         key = self.key(name, host_key(SECRET.encode(), name))
@@ -80,14 +83,6 @@ class Cluster:
             f"c.SharedKernelGateway.fronts = {fronts!r}"
         )
         return Stack(users=["ada"], capacity="512MiB", config=config)
-
-    def has_hosts(self, number: int) -> bool:
-        """Whether both hosts have registered at a front, as far as its answer shows, or the first one at least."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[number]}/readyz", timeout=PATIENCE) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
 
     @property
     def gateway_url(self) -> str:
@@ -99,10 +94,14 @@ class Cluster:
     def client(self, user: str, front: int = 0) -> Client:
         return Client(f"http://127.0.0.1:{self.ports[front]}", self.tokens[user])
 
+    async def known(self, front: int = 0) -> dict[str, Any]:
+        """Return the hosts by name, as a front knows them."""
+        answer = await self.client("ada", front).request("GET", "/sharedkernel/api/hosts")
+        return {host["name"]: host for host in answer.body["hosts"]}
+
     def answering(self, front: int = 0) -> set[str]:
         """Return the hosts that answer, as a front says."""
-        answer = asyncio.run(self.client("ada", front).request("GET", "/sharedkernel/api/hosts"))
-        return {host["name"] for host in answer.body["hosts"] if host["answering"]}
+        return {name for name, host in asyncio.run(self.known(front)).items() if host["answering"]}
 
     def client_environment(self, user: str, url: str = "") -> dict[str, str]:
         """Return the variables with which Jupyter clients find the kernelspec and act as *user*, through a front."""
@@ -110,7 +109,10 @@ class Cluster:
         return host | {"SHAREDKERNEL_GATEWAY_URL": url or self.gateway_url, "SHAREDKERNEL_TOKEN": self.tokens[user]}
 
     def is_whole(self) -> bool:
-        return all(self.answering(front) == set(HOSTS) for front in range(len(self.fronts)))
+        """Whether both fronts have both hosts for new sessions, and no other."""
+        found = [asyncio.run(self.known(front)).values() for front in range(len(self.fronts))]
+        here = [{host["name"] for host in hosts if host["answering"] and not host["cordoned"]} for hosts in found]
+        return here == [set(HOSTS)] * len(self.fronts)
 
 
 @contextlib.contextmanager
@@ -137,7 +139,7 @@ def whole_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(whole_cluster: Cluster) -> Iterator[Cluster]:
-    """Return the cluster with all services running, and without sessions."""
+    """Return the cluster with all services running, and without sessions and shelves."""
     wait_for(whole_cluster.is_whole)
     yield whole_cluster
     for service in (*whole_cluster.fronts, *(host.gateway for host in whole_cluster.hosts.values())):
@@ -146,4 +148,12 @@ def cluster(whole_cluster: Cluster) -> Iterator[Cluster]:
             service.start()
     for host in whole_cluster.hosts.values():
         host.gateway.wait_until_ready()
-        run(end_all(host.client("ada")))
+        run(_clear(host.client("ada")))
+
+
+async def _clear(admin: Client) -> None:
+    """Have a host start sessions, and nobody anything there."""
+    await admin.request("PUT", CORDON_PATH, {"cordoned": False})
+    await end_all(admin)
+    for user in USERS:
+        await admin.request("DELETE", f"/sharedkernel/api/shelves/{user}")

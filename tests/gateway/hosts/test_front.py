@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +10,8 @@ import pytest
 from tornado.httpclient import HTTPClientError
 
 from sharedkernel.gateway.auth.tickets import host_prefix
+from sharedkernel.gateway.auth.tokens import TokenFile
+from tests.fuzz.conftest import execute
 from tests.gateway.client import Answer, Client
 from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.devices import until
@@ -26,17 +27,6 @@ def host_of(kernel: str) -> str:
     return next(name for name in HOSTS if kernel.startswith(host_prefix(name)))
 
 
-async def execute(client: Client, kernel: str, code: str) -> str:
-    """Run a cell, and return what it printed, once the websocket is closed: the loop may end next."""
-    async with client.attach(kernel) as channels:
-        reply = await channels.run(code)
-        channels.socket.close()
-        while await channels.receive() is not None:
-            pass
-    assert reply["status"] == "ok", reply
-    return str(reply["text"]).strip()
-
-
 async def start_on_both(client: Client) -> dict[str, str]:
     """Start a session on each host; return the ids by host."""
     kernels: dict[str, str] = {}
@@ -45,6 +35,22 @@ async def start_on_both(client: Client) -> dict[str, str]:
         if kernels.setdefault(host_of(kernel), kernel) != kernel:
             await client.end(kernel)
     return kernels
+
+
+async def start_on_h2(client: Client) -> str:
+    kernels = await start_on_both(client)
+    await client.end(kernels["h1"])
+    return kernels["h2"]
+
+
+async def wait_for_left(cluster: Cluster, user: str, sessions: int) -> None:
+    """Wait until the front knows that a user has a shelf on h2, and as many sessions."""
+    expected = {user: {"sessions": sessions, "has_left": True, "lingers": False, "has_shelf": True}}
+
+    async def is_known() -> bool:
+        return bool((await cluster.known())["h2"]["users"] == expected)
+
+    await until(is_known)
 
 
 async def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Cluster) -> None:
@@ -63,6 +69,9 @@ async def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Clu
     assert (await linus.request("GET", "/api/kernels")).body == []
     assert (await linus.request("GET", f"/api/kernels/{kernels['h1']}")).status == 404
     assert (await Client(grace.url, "wrong").request("GET", f"/api/kernels/{kernels['h1']}")).status == 403
+    with pytest.raises(HTTPClientError) as refused:  # with the host's own reason
+        await grace.attach(host_prefix("h1") + "-1111-4111-8111-111111111111").open()
+    assert (refused.value.code, b"404" in cast("Any", refused.value.response).body) == (404, True)
 
     async def is_unknown() -> bool:  # once the front is sure that all its hosts have registered
         return (await grace.request("GET", "/api/kernels/00000000-0000-0000-0000-000000000000")).status == 404
@@ -91,11 +100,12 @@ async def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Clu
     assert [entry["time"] for entry in audited] == sorted((entry["time"] for entry in audited), reverse=True)
     for host, kernel in kernels.items():
         assert places[kernel] == (host, f"{host}/host")
-    interrupted = await other.request("POST", f"/api/kernels/{kernels['h2']}/interrupt")
-    assert interrupted.status == 204, interrupted
     for kernel in kernels.values():
         await other.end(kernel)
     assert (await grace.request("GET", "/api/kernels")).body == []
+    for method, body in (("GET", None), ("PUT", {"users": ["maria"]}), ("DELETE", None)):
+        answer = await cluster.client("ada").request(method, "/sharedkernel/api/class", body)
+        assert (answer.status, "a front of a cluster has no classes" in answer.body["message"]) == (403, True)
 
 
 async def test_users_have_one_colour_on_all_hosts(cluster: Cluster) -> None:
@@ -139,15 +149,6 @@ async def test_a_waiting_cell_names_the_host_whose_device_it_waits_for(cluster: 
         await waiter.until("execute_reply", cell, status="error")
 
 
-async def test_a_front_has_no_class(cluster: Cluster) -> None:
-    """It says so, instead of having one that no host knows."""
-    for method in ("GET", "PUT", "DELETE"):
-        body = {"users": ["maria"]} if method == "PUT" else None
-        refused = await cluster.client("ada").request(method, "/sharedkernel/api/class", body)
-        assert (refused.status, refused.body["reason"]) == (403, "not_allowed")
-        assert refused.body["message"] == "a front of a cluster has no classes; each host has its own."
-
-
 async def test_requests_at_the_same_moment_do_not_exceed_the_limit(cluster: Cluster) -> None:
     """Also where others have just ended, which the hosts' summaries still count."""
     linus = cluster.client("linus")
@@ -165,24 +166,17 @@ async def test_requests_at_the_same_moment_do_not_exceed_the_limit(cluster: Clus
 
 
 async def test_a_client_that_asks_again_gets_its_session(cluster: Cluster) -> None:
-    """At the front that started it, and at another one, which asks the hosts."""
+    """At the front that started it, and at another one, which asks the hosts; also if it, or two tabs, ask at once."""
     grace, other = cluster.client("grace"), cluster.client("grace", front=1)
-    first = await grace.start(KERNEL_CLIENT_KEY="key")
+    (first,) = set(await asyncio.gather(*(grace.start(KERNEL_CLIENT_KEY="key") for _ in range(4))))
     assert await grace.start(KERNEL_CLIENT_KEY="key") == first
 
     async def is_known() -> bool:
-        hosts = (await cluster.client("ada", front=1).request("GET", "/sharedkernel/api/hosts")).body["hosts"]
         # On that host: what tests before have had elsewhere may still be counted.
-        return any("grace" in host["users"] for host in hosts if host["name"] == host_of(first))
+        return "grace" in (await cluster.known(front=1))[host_of(first)]["users"]
 
     await until(is_known)
     assert await other.start(KERNEL_CLIENT_KEY="key") == first
-
-
-async def test_a_client_that_asks_twice_at_once_gets_one_session(cluster: Cluster) -> None:
-    """Wherever it is placed; the same for a notebook that two tabs open."""
-    grace = cluster.client("grace")
-    assert len(set(await asyncio.gather(*(grace.start(KERNEL_CLIENT_KEY="key") for _ in range(4))))) == 1
     body = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "shared-gpu"}}
     made = await asyncio.gather(*(grace.request("POST", "/api/sessions", body) for _ in range(4)))
     assert {answer.status for answer in made} == {201}
@@ -199,129 +193,82 @@ def test_a_stock_server_uses_a_front_as_any_gateway(cluster: Cluster, tmp_path: 
         run(use_as_any_gateway(server))
 
 
-def test_a_killed_front_costs_nothing(cluster: Cluster) -> None:
-    """A cell runs on, its output comes through the other front, and the killed one finds the session again."""
-
-    async def start() -> str:
-        grace = cluster.client("grace")
-        kernel = await grace.start()
-        async with grace.attach(kernel) as channels:
-            await channels.run("x = 41")
-            await channels.send("execute_request", {"code": "import time; time.sleep(1); x += 1", "silent": False})
-            await channels.until("execute_input")
-            cluster.fronts[0].kill()
-            while await channels.receive() is not None:
-                pass
-        assert await execute(cluster.client("grace", front=1), kernel, "print(x)") == "42"
-        return kernel
-
-    kernel = asyncio.run(start())
-    cluster.fronts[0].start()
-    cluster.fronts[0].wait_until_ready()
-    wait_for(cluster.is_whole)
-    assert asyncio.run(execute(cluster.client("grace"), kernel, "print(x + 1)")) == "43"
-
-
 def test_a_host_that_is_away_is_not_forgotten(cluster: Cluster) -> None:
-    """Its sessions get a sentence, others go on; once it is back, so are its sessions; only an admin forgets a host."""
+    """What is there gets a sentence, the rest goes on; it is back with its host, which only an admin can forget."""
+    ada, grace, linus = map(cluster.client, ("ada", "grace", "linus"))
 
-    async def start() -> dict[str, str]:
-        return await start_on_both(cluster.client("grace"))
-
-    kernels = asyncio.run(start())
-    gateway = cluster.hosts["h2"].gateway
-    gateway.kill()
-    wait_for(lambda: cluster.answering() == {"h1"})
-
-    async def away() -> None:
-        grace, ada = cluster.client("grace"), cluster.client("ada")
-        answer = await grace.request("GET", f"/api/kernels/{kernels['h2']}")
-        assert answer.status == 503
-        assert answer.body["reason"] == "host_away"
-        assert "h2 has not answered for" in answer.body["message"]
-        assert (await grace.request("GET", "/api/kernels")).status == 503, "an incomplete list was shown"
-        assert await execute(grace, kernels["h1"], "print(1)") == "1"
-        devices = {entry["name"]: entry for entry in (await grace.request("GET", STATUS)).body["devices"]}
-        assert devices["h1/host"]["available"]
-        assert not devices["h2"]["available"]
-        assert "not lost" in devices["h2"]["message"]
-        assert (await grace.request("DELETE", "/sharedkernel/api/hosts/h2")).status == 403
-        assert (await ada.request("DELETE", "/sharedkernel/api/hosts/h1")).status == 409
-        assert (await ada.request("DELETE", "/sharedkernel/api/hosts/h2")).status == 204
-        assert (await grace.request("GET", f"/api/kernels/{kernels['h2']}")).status == 404
-
-    asyncio.run(away())
-    gateway.start()
-    wait_for(cluster.is_whole)
-    assert asyncio.run(execute(cluster.client("grace"), kernels["h2"], "print(2)")) == "2"
-
-
-def test_an_earlier_session_on_a_host_that_is_away_is_named(cluster: Cluster) -> None:
-    """Its own client is refused, and gets no second session; a new session says it, and so does `%shared attach`."""
-
-    async def start() -> dict[str, str]:
-        grace, keys = cluster.client("grace"), {}
-        while len(keys) < len(HOSTS):
-            key = f"key{len(keys)}"
+    async def begin() -> dict[str, tuple[str, str]]:
+        shelved, sessions = await start_on_h2(linus), dict[str, tuple[str, str]]()
+        await execute(linus, shelved, "import torch; from sharedkernel import shelf; shelf['model'] = torch.ones(3)")
+        await linus.end(shelved)
+        await wait_for_left(cluster, "linus", 0)
+        while len(sessions) < len(HOSTS):
+            key = f"key{len(sessions)}"
             kernel = await grace.start(KERNEL_CLIENT_KEY=key)
-            if keys.setdefault(host_of(kernel), key) != key:
+            if sessions.setdefault(host_of(kernel), (kernel, key))[0] != kernel:
                 await grace.end(kernel)
-        return keys
+        return sessions
 
-    keys = asyncio.run(start())
+    sessions = asyncio.run(begin())
+    (here, here_key), (there, there_key) = sessions["h1"], sessions["h2"]
     gateway = cluster.hosts["h2"].gateway
     gateway.kill()
 
     async def ask(key: str) -> Answer:
         body = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": key}}
-        return await asyncio.wait_for(cluster.client("grace").request("POST", "/api/kernels", body), 10)
+        return await asyncio.wait_for(grace.request("POST", "/api/kernels", body), 10)
 
-    refused = asyncio.run(ask(keys["h2"]))
-    assert (refused.status, refused.body["reason"]) == (503, "host_away")
-    wait_for(lambda: cluster.answering() == {"h1"})
-    refused = asyncio.run(ask(keys["h2"]))
-    assert (refused.status, refused.body["reason"]) == (503, "host_away")
-    assert "the session of this notebook is on another machine: h2 has not answered for" in refused.body["message"]
-    assert asyncio.run(ask(keys["h1"])).status == 201
-
-    async def new() -> str:
-        grace = cluster.client("grace")
-        kernel = await grace.start(KERNEL_NOTEBOOK="other.ipynb")
-        async with grace.attach(kernel) as channels:
-            first = (await channels.run("1 + 1"))["text"]
-            asked = (await channels.run("%shared attach"))["text"]
-        return f"{first}|{asked}"
-
-    sentence = "An earlier session of this notebook may be on another machine: h2 has not answered for"
-    assert asyncio.run(new()).count(sentence) == 2
-    gateway.start()
-    wait_for(cluster.is_whole)
-
-
-def test_sessions_that_a_host_did_not_start_are_not_counted_there(cluster: Cluster) -> None:
-    """Neither towards the limit, nor as something that lists would lack while it is away."""
-    gateway = cluster.hosts["h2"].gateway
-    gateway.kill()
-
-    async def start() -> set[str]:
-        linus = cluster.client("linus")
+    async def before_it_is_noticed() -> set[str]:
+        refused = await ask(there_key)
+        assert (refused.status, refused.body["reason"]) == (503, "host_away")
         return {await linus.start(), await linus.start()}
 
-    async def listed() -> set[str]:
-        answer = await cluster.client("linus").request("GET", "/api/kernels")
-        assert answer.status == 200, answer
-        return {entry["id"] for entry in answer.body}
-
-    kernels = asyncio.run(start())
-    assert {host_of(kernel) for kernel in kernels} == {"h1"}
+    started = asyncio.run(before_it_is_noticed())
+    assert {host_of(kernel) for kernel in started} == {"h1"}
     wait_for(lambda: cluster.answering() == {"h1"})
-    assert asyncio.run(listed()) == kernels
+
+    async def its_sessions_are_away() -> None:
+        answer = await grace.request("GET", f"/api/kernels/{there}")
+        assert (answer.status, answer.body["reason"]) == (503, "host_away")
+        assert "h2 has not answered for" in answer.body["message"]
+        assert (await grace.request("GET", "/api/kernels")).status == 503, "an incomplete list was shown"
+        assert await execute(grace, here, "print(1)") == "1"
+        devices = {entry["name"]: entry for entry in (await grace.request("GET", STATUS)).body["devices"]}
+        assert devices["h1/host"]["available"]
+        assert not devices["h2"]["available"]
+        assert "not lost" in devices["h2"]["message"]
+        refused = await ask(there_key)
+        assert (refused.status, refused.body["reason"]) == (503, "host_away")
+        assert "the session of this notebook is on another machine: h2 has not answered" in refused.body["message"]
+        assert (await ask(here_key)).status == 201
+        other = await grace.start(KERNEL_NOTEBOOK="other.ipynb")
+        sentence = "An earlier session of this notebook may be on another machine: h2 has not answered for"
+        for cell in ("1 + 1", "%shared attach"):
+            assert sentence in await execute(grace, other, cell)
+
+    async def of_a_shelf_it_is_said() -> None:
+        listed = await linus.request("GET", "/api/kernels")
+        assert (listed.status, {entry["id"] for entry in listed.body}) == (200, started), "they were counted at h2"
+        await linus.end(started.pop())
+        said = await execute(linus, await linus.start(), "print(1)")
+        assert "Your shelf is on h2, which does not answer now; it stays there." in said
+        assert "An earlier session" not in said
+
+    async def an_admin_forgets_it() -> None:
+        assert (await grace.request("DELETE", "/sharedkernel/api/hosts/h2")).status == 403
+        assert (await ada.request("DELETE", "/sharedkernel/api/hosts/h1")).status == 409
+        assert (await ada.request("DELETE", "/sharedkernel/api/hosts/h2")).status == 204
+        assert (await grace.request("GET", f"/api/kernels/{there}")).status == 404
+
+    for step in (its_sessions_are_away, of_a_shelf_it_is_said, an_admin_forgets_it):
+        asyncio.run(step())
+    gateway.start()
+    wait_for(cluster.is_whole)
+    assert asyncio.run(execute(grace, there, "print(2)")) == "2"
 
 
 async def test_a_revoked_user_s_websocket_is_closed(cluster: Cluster) -> None:
     """By the front, which checks tokens while websockets are open."""
-    from sharedkernel.gateway.auth.tokens import TokenFile
-
     tokens = TokenFile(cluster.directory / "tokens.json")
     cluster.tokens["mary"] = tokens.add("mary")
     mary = cluster.client("mary")
@@ -336,28 +283,29 @@ async def test_a_revoked_user_s_websocket_is_closed(cluster: Cluster) -> None:
 
 def test_a_cordoned_host_gets_no_sessions_and_loses_none(cluster: Cluster) -> None:
     """Both fronts skip it, also after its gateway was killed; its notebooks go on; only an admin may do that."""
-    cordon = {"cordoned": True}
-    path = "/sharedkernel/api/hosts/h2"
+    ada, grace = cluster.client("ada"), cluster.client("grace")
+    cordon, path = {"cordoned": True}, "/sharedkernel/api/hosts/h2"
 
-    async def hosts(front: int) -> dict[str, Any]:
-        answer = await cluster.client("ada", front).request("GET", "/sharedkernel/api/hosts")
-        return {host["name"]: host for host in answer.body["hosts"]}
+    async def both_know(what: str) -> None:
+        async def is_known() -> bool:
+            return all([(await cluster.known(front))["h2"][what] for front in (0, 1)])
+
+        await until(is_known)
 
     async def test() -> str:
-        grace, ada = cluster.client("grace"), cluster.client("ada")
         kernels = await start_on_both(grace)
         assert (await grace.request("PUT", path, cordon)).status == 403
         assert (await ada.request("PUT", path, {"cordoned": 1})).status == 400
         assert (await ada.request("PUT", "/sharedkernel/api/hosts/h9", cordon)).status == 404
-        assert not (await hosts(0))["h2"]["cordoned"]
+        assert not (await cluster.known())["h2"]["cordoned"]
         assert (await ada.request("PUT", path, cordon)).status == 204
-        await until(lambda: _both(hosts, "cordoned"))
+        await both_know("cordoned")
         for front in (0, 1):
             for _ in range(3):
                 kernel = await cluster.client("grace", front).start()
                 assert host_of(kernel) == "h1"
         assert await execute(grace, kernels["h2"], "print(1)") == "1"
-        assert (await hosts(0))["h2"]["users"] == {
+        assert (await cluster.known())["h2"]["users"] == {
             "grace": {"sessions": 1, "has_left": False, "lingers": False, "has_shelf": False}
         }
         return kernels["h2"]
@@ -367,31 +315,16 @@ def test_a_cordoned_host_gets_no_sessions_and_loses_none(cluster: Cluster) -> No
     gateway.kill()
     gateway.start()
     gateway.wait_until_ready()
-    wait_for(cluster.is_whole)
+    wait_for(lambda: cluster.answering(0) == cluster.answering(1) == set(HOSTS))
 
     async def end() -> None:
-        grace, ada = cluster.client("grace"), cluster.client("ada")
         answer = await cluster.hosts["h2"].client("ada").request("POST", "/api/kernels", {"name": "shared-gpu"})
         assert answer.status == 409, "a host must refuse what a front sends that does not know yet"
         assert "being drained" in answer.body["message"]
-        assert not (await hosts(0))["h2"]["drained"]
+        assert not (await cluster.known())["h2"]["drained"]
         assert (await grace.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
-        await until(lambda: _both(hosts, "drained"))
+        await both_know("drained")
         assert (await ada.request("PUT", path, {"cordoned": False})).status == 204
         assert host_of(await grace.start()) == "h2", "the emptier one"
 
     asyncio.run(end())
-
-
-async def _both(hosts: Callable[[int], Awaitable[dict[str, Any]]], what: str) -> bool:
-    return all([(await hosts(front))["h2"][what] for front in (0, 1)])
-
-
-async def test_a_websocket_that_its_host_refuses_is_refused_with_its_reason(cluster: Cluster) -> None:
-    """Not left open."""
-    unknown = host_prefix("h1") + "-1111-4111-8111-111111111111"
-    with pytest.raises(HTTPClientError) as refused:
-        await cluster.client("grace").attach(unknown).open()
-    assert refused.value.code == 404
-    assert refused.value.response is not None
-    assert b"404" in refused.value.response.body

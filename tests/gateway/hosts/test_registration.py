@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -23,26 +23,11 @@ from tests.gateway.hosts.conftest import SECRET, Cluster
 
 pytestmark = pytest.mark.heavy
 
-#: a session on the third host, and a device of its, which has by far the most room
-KERNEL = host_prefix("h3") + "-1111-4111-8111-111111111111"
+#: a device that has by far the most room
 ROOMY = DeviceSummary(name="", model="", capacity_bytes=1 << 50, free_bytes=1 << 50, active=0, utilisation=0.0)
-
-
-@contextlib.asynccontextmanager
-async def registered(cluster: Cluster, summarize: Callable[[], Awaitable[HostSummary]]) -> AsyncIterator[None]:
-    """Register a third host, h3, at the first front, and have it forgotten afterwards."""
-    front = f"http://127.0.0.1:{cluster.ports[0]}"
-    key = TicketKey.of_host(SECRET.encode(), "h3")
-    task = asyncio.create_task(keep_registered(front, key, summarize, peer_context("", "", "")))
-    try:
-        yield
-    finally:
-        task.cancel()
-
-        async def is_forgotten() -> bool:
-            return (await cluster.client("ada").request("DELETE", "/sharedkernel/api/hosts/h3")).status == 204
-
-        await until(is_forgotten)
+#: a session there
+KERNEL = host_prefix("h3") + "-1111-4111-8111-111111111111"
+START = {"name": "shared-gpu"}
 
 
 async def test_only_a_host_with_its_own_key_can_register(cluster: Cluster) -> None:
@@ -77,14 +62,26 @@ async def see_the_end_of_a_host_that_vanishes(cluster: Cluster) -> None:
 
 
 class StubHost:
-    """A third host, h3, at *address*: counts the starts that it is asked for, and answers them if it *starts* any."""
+    """A host at *address*, whose executors are still to come.
 
-    def __init__(self, address: str = "") -> None:
-        self.address = address
-        self.num_asked, self.starts = 0, False
+    It counts the starts that it is asked for, and answers them if it *starts* any.
+    """
 
-    def summary(self, *devices: DeviceSummary, **fields: bool) -> HostSummary:
-        return HostSummary(name="h3", address=self.address, version="1.0", devices=list(devices), **fields)
+    def __init__(self, name: str, address: str) -> None:
+        self.name, self.address = name, address
+        self.devices: list[DeviceSummary] = []
+        self.is_complete, self.is_cut_off, self.starts, self.num_asked = False, False, True, 0
+
+    async def summarize(self) -> HostSummary:
+        if self.is_cut_off:
+            await asyncio.Event().wait()
+        return HostSummary(
+            name=self.name, address=self.address, version="1.0", devices=self.devices, is_complete=self.is_complete
+        )
+
+    async def register(self, front: str) -> None:
+        key = TicketKey.of_host(SECRET.encode(), self.name)
+        await keep_registered(front, key, self.summarize, peer_context("", "", ""))
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST /api/kernels"):
@@ -96,127 +93,104 @@ class StubHost:
 
 
 @contextlib.asynccontextmanager
-async def stub_host() -> AsyncIterator[StubHost]:
-    stub = StubHost()
-    server = await asyncio.start_server(stub.take, "127.0.0.1", 0)
-    stub.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    yield stub
-    server.close()
+async def registered(cluster: Cluster) -> AsyncIterator[StubHost]:
+    """Register h3, a stub, and h5, which is h1 by another name, at the first front; they are forgotten afterwards."""
+    h3, h5 = StubHost("h3", ""), StubHost("h5", cluster.hosts["h1"].gateway_url)
+    server = await asyncio.start_server(h3.take, "127.0.0.1", 0)
+    h3.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    registering = asyncio.gather(*(host.register(cluster.gateway_url) for host in (h3, h5)))
+    try:
+        await until_shown(cluster, lambda hosts: {"h3", "h5"} <= hosts.keys())
+        yield h3
+    finally:
+        registering.cancel()
+
+        async def are_forgotten() -> bool:
+            ada, path = cluster.client("ada"), "/sharedkernel/api/hosts/"
+            return all([(await ada.request("DELETE", path + host.name)).status in (204, 404) for host in (h3, h5)])
+
+        await until(are_forgotten)
+        server.close()
 
 
-async def until_registered(client: Client) -> None:
-    async def is_registered() -> bool:
-        hosts = (await client.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
-        return any(host["name"] == "h3" for host in hosts)
+async def until_shown(cluster: Cluster, are_so: Callable[[dict[str, Any]], Any]) -> None:
+    async def is_so() -> bool:
+        return bool(are_so(await cluster.known()))
 
-    await until(is_registered)
-
-
-async def test_a_host_that_does_not_believe_a_front_is_no_wrong_token(cluster: Cluster) -> None:
-    """Clients would give up at 403: here h1 gets tickets for h3, as if its clock or its key were wrong."""
-    stub, grace = StubHost(cluster.hosts["h1"].gateway_url), cluster.client("grace")
-
-    async def summarize() -> HostSummary:
-        return stub.summary()
-
-    async with registered(cluster, summarize):
-        await until_registered(grace)
-        answer = await grace.request("GET", f"/api/kernels/{KERNEL}")
-        assert answer.status == 503, answer
-        assert "h3 does not accept this gateway's requests" in answer.body["message"]
-        with pytest.raises(HTTPClientError) as refused:
-            await grace.attach(KERNEL).open()
-        assert refused.value.code == 503
+    await until(is_so)
 
 
-async def test_a_host_that_is_late_gets_no_session_and_one_that_vanishes_leaves_no_connection(cluster: Cluster) -> None:
-    """Until its connection ends it might answer, but a start that tries it first may be slow for nothing."""
+async def test_a_host_may_be_early_lose_an_answer_and_vanish(cluster: Cluster) -> None:
+    """Each time a client gets one session, where there is one; nobody is told that a token is wrong."""
     vanished = asyncio.create_task(see_the_end_of_a_host_that_vanishes(cluster))
-    grace, is_cut_off = cluster.client("grace"), False
-    async with stub_host() as stub:
-
-        async def summarize() -> HostSummary:
-            if is_cut_off:
-                await asyncio.Event().wait()
-            return stub.summary(ROOMY)
-
-        async def is_asked() -> bool:
-            await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
-            return stub.num_asked > 0
-
-        async with registered(cluster, summarize):
-            await until(is_asked)
-            is_cut_off = True
-            await asyncio.sleep(6)  # the next summary may be under way
-            before = stub.num_asked
-            await grace.start()
-            await grace.start()
-            assert stub.num_asked == before
+    async with registered(cluster) as stub:
+        await a_host_that_does_not_believe_a_front_is_no_wrong_token(cluster.client("grace"))
+        await a_start_waits_for_a_host_whose_executors_are_still_to_come(cluster, stub)
+        await a_client_whose_start_got_no_answer_gets_one_session(cluster, stub)
+        await a_host_that_is_late_gets_no_session(cluster, stub)
     await vanished
 
 
-async def test_a_start_waits_for_a_host_whose_executors_are_still_to_come(cluster: Cluster) -> None:
-    """It registers as soon as its gateway runs: nothing has to be tried again because it is early."""
-    ada, grace, num_summaries = cluster.client("ada"), cluster.client("grace"), 0
+async def a_host_that_does_not_believe_a_front_is_no_wrong_token(grace: Client) -> None:
+    """Clients would give up at 403: here h1 gets tickets for h5, as if its clock or its key were wrong."""
+    kernel = KERNEL.replace(host_prefix("h3"), host_prefix("h5"))
+    answer = await grace.request("GET", f"/api/kernels/{kernel}")
+    assert answer.status == 503, answer
+    assert "h5 does not accept this gateway's requests" in answer.body["message"]
+    with pytest.raises(HTTPClientError) as refused:
+        await grace.attach(kernel).open()
+    assert refused.value.code == 503
+
+
+async def a_start_waits_for_a_host_whose_executors_are_still_to_come(cluster: Cluster, stub: StubHost) -> None:
+    """Start a session early, as a host registers with its gateway: nothing has to be tried again."""
 
     async def cordon(*, cordoned: bool) -> None:
         for name in cluster.hosts:
             path = f"/sharedkernel/api/hosts/{name}"
-            assert (await ada.request("PUT", path, {"cordoned": cordoned})).status == 204
+            assert (await cluster.client("ada").request("PUT", path, {"cordoned": cordoned})).status == 204
+        await until_shown(cluster, lambda hosts: all(hosts[name]["cordoned"] == cordoned for name in cluster.hosts))
 
-        async def are_shown() -> bool:
-            hosts = (await ada.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
-            return all(host["cordoned"] == cordoned for host in hosts if host["name"] in cluster.hosts)
-
-        await until(are_shown)
-
-    async with stub_host() as stub:
-        stub.starts = True
-
-        async def summarize() -> HostSummary:
-            nonlocal num_summaries
-            num_summaries += 1
-            return stub.summary(*[ROOMY] * (num_summaries > 1), is_complete=num_summaries > 1)
-
-        await cordon(cordoned=True)
-        try:
-            async with registered(cluster, summarize):
-                await until_registered(grace)
-                answer = await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
-                assert (answer.status, answer.body["id"]) == (201, KERNEL)
-                assert num_summaries > 1
-        finally:
-            await cordon(cordoned=False)
+    await cordon(cordoned=True)
+    stub.devices, stub.is_complete = [ROOMY], True  # as its next summary says
+    answer = await cluster.client("grace").request("POST", "/api/kernels", START)
+    assert (answer.status, answer.body["id"]) == (201, KERNEL)
+    await cordon(cordoned=False)
 
 
-async def test_a_client_whose_start_got_no_answer_gets_one_session(cluster: Cluster) -> None:
-    """The host may have started it: nobody else does while that may show, and what it then says counts."""
-    grace, body = cluster.client("grace"), {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "the one"}}
-    async with stub_host() as stub:
+async def until_it_is_free(cluster: Cluster) -> None:
+    """Wait for a summary, by which the most room is there, and no session."""
+    await until_shown(cluster, lambda hosts: hosts["h3"]["devices"] and not hosts["h3"]["num_sessions"])
 
-        async def summarize() -> HostSummary:  # nothing is placed there any more, once the answer is lost
-            return stub.summary() if stub.num_asked else stub.summary(ROOMY)
 
-        async def is_lost() -> bool:
-            answer = await grace.request("POST", "/api/kernels", body)
-            if answer.status == 201:  # as long as the host is not known
-                await grace.end(answer.body["id"])
-            return stub.num_asked > 0
+async def a_client_whose_start_got_no_answer_gets_one_session(cluster: Cluster, stub: StubHost) -> None:
+    """Ask again what the host may have started: nobody else does while that may show, and what it then says counts."""
+    grace, body = cluster.client("grace"), START | {"env": {"KERNEL_CLIENT_KEY": "the one"}}
+    stub.starts = False
+    await until_it_is_free(cluster)
+    for _ in range(4):
+        before = stub.num_asked
+        answer = await grace.request("POST", "/api/kernels", body)
+        assert (answer.status, answer.body["reason"]) == (503, "host_away")
+        assert stub.num_asked > before
+        stub.devices = []  # nothing is placed there any more, once the first answer is lost
+        await until_shown(cluster, lambda hosts: not hosts["h3"]["devices"])
+    other = await grace.request("POST", "/api/kernels", START)
+    assert other.status == 201, "other clients are not affected"
+    stub.starts = True
+    answer = await grace.request("POST", "/api/kernels", body)
+    assert (answer.status, answer.body["id"]) == (201, KERNEL)
 
-        async def has_no_device() -> bool:
-            hosts = (await grace.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
-            return any(host["name"] == "h3" and not host["devices"] for host in hosts)
 
-        async with registered(cluster, summarize):
-            await until(is_lost)
-            await until(has_no_device)
-            for _ in range(3):
-                before = stub.num_asked
-                answer = await grace.request("POST", "/api/kernels", body)
-                assert (answer.status, answer.body["reason"]) == (503, "host_away")
-                assert stub.num_asked > before
-            other = await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
-            assert other.status == 201, "other clients are not affected"
-            stub.starts = True
-            answer = await grace.request("POST", "/api/kernels", body)
-            assert (answer.status, answer.body["id"]) == (201, KERNEL)
+async def a_host_that_is_late_gets_no_session(cluster: Cluster, stub: StubHost) -> None:
+    """Until its connection ends it might answer, but a start that tries it first may be slow for nothing."""
+    grace, before = cluster.client("grace"), stub.num_asked
+    stub.devices = [ROOMY]
+    await until_it_is_free(cluster)
+    assert (await grace.request("POST", "/api/kernels", START)).body["id"] == KERNEL
+    assert stub.num_asked == before + 1
+    stub.is_cut_off = True
+    await asyncio.sleep(6)  # the next summary may be under way
+    await grace.start()
+    await grace.start()
+    assert stub.num_asked == before + 1

@@ -32,23 +32,25 @@ class Joined:
     running: asyncio.Task[None]
 
 
+#: for each of the two connections what it is encrypted with; None: it is plain
+Contexts = tuple[Files | None, Files | None]
+
+
 @pytest.fixture(scope="module", params=["plain", "to the client", "to both"])
-def contexts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bool, bool, Files]:
-    """Say which of the two connections are encrypted, and with what."""
+def contexts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Contexts:
     files = issue(tmp_path_factory.mktemp("tls"))
-    return request.param != "plain", request.param == "to both", files
+    return {"plain": (None, None), "to the client": (files, None), "to both": (files, files)}[request.param]
 
 
 async def connection(files: Files | None) -> tuple[IOStream, IOStream]:
     """Return both ends of a TCP connection."""
+    outer = socket.socket()
     with socket.socket() as listening:
-        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-            listening.setsockopt(socket.SOL_SOCKET, option, _SYSTEM_BUFFER)
+        for each in (listening, outer):
+            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                each.setsockopt(socket.SOL_SOCKET, option, _SYSTEM_BUFFER)
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        outer = socket.socket()
-        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-            outer.setsockopt(socket.SOL_SOCKET, option, _SYSTEM_BUFFER)
         outer.connect(listening.getsockname())
         inner = listening.accept()[0]
     streams = IOStream(outer), IOStream(inner)
@@ -63,10 +65,9 @@ async def connection(files: Files | None) -> tuple[IOStream, IOStream]:
 
 
 @contextlib.asynccontextmanager
-async def joined(contexts: tuple[bool, bool, Files], to_client: bytes = b"") -> AsyncIterator[Joined]:
-    to_the_client, to_the_host, files = contexts
-    client, to_it = await connection(files if to_the_client else None)
-    host, from_it = await connection(files if to_the_host else None)
+async def joined(contexts: Contexts, to_client: bytes = b"") -> AsyncIterator[Joined]:
+    client, to_it = await connection(contexts[0])
+    host, from_it = await connection(contexts[1])
     splice = Splice(to_it, from_it, to_client)
     running = asyncio.create_task(splice.run())
     try:
@@ -78,7 +79,7 @@ async def joined(contexts: tuple[bool, bool, Files], to_client: bytes = b"") -> 
         await running
 
 
-async def test_bytes_pass_both_ways(contexts: tuple[bool, bool, Files]) -> None:
+async def test_bytes_pass_both_ways(contexts: Contexts) -> None:
     """After what the client gets first; the end of either is the end of the other."""
     async with joined(contexts, b"first ") as both:
         for number in range(50):
@@ -97,7 +98,7 @@ async def test_bytes_pass_both_ways(contexts: tuple[bool, bool, Files]) -> None:
         await both.running
 
 
-async def test_a_client_that_does_not_read_stops_its_host(contexts: tuple[bool, bool, Files]) -> None:
+async def test_a_client_that_does_not_read_stops_its_host(contexts: Contexts) -> None:
     """The front keeps a buffer, not the output; all of it arrives once the client reads, also if the host has gone."""
     data = bytes(range(256)) * 4 * 8192
     async with joined(contexts) as both:
@@ -122,7 +123,7 @@ async def test_a_client_that_does_not_read_stops_its_host(contexts: tuple[bool, 
         await both.running
 
 
-async def test_a_connection_that_has_closed_before_closes_the_other(contexts: tuple[bool, bool, Files]) -> None:
+async def test_a_connection_that_has_closed_before_closes_the_other(contexts: Contexts) -> None:
     """Nothing is left of either."""
     for closed in (0, 1):
         async with joined(contexts) as both:  # nothing has run yet

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jupyter_core.utils import ensure_event_loop
@@ -28,7 +27,7 @@ from tests.client.relay.support import Line, Notebook
 from tests.gateway.client import PATIENCE
 from tests.gateway.conftest import wait_for
 from tests.gateway.devices import until
-from tests.gateway.hosts.conftest import SECRET, Cluster, running_cluster
+from tests.gateway.hosts.conftest import SECRET, Cluster
 
 pytestmark = pytest.mark.heavy
 
@@ -61,19 +60,14 @@ class Echo(WebSocketHandler):
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with running_cluster() as cluster:
-        wait_for(cluster.is_whole)
-        yield cluster
-
-
-@pytest.fixture
-def client_jupyter(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep Jupyter's files of these clients out of the user's folders."""
-    for name in ("CONFIG", "DATA", "RUNTIME"):
-        monkeypatch.setenv(f"JUPYTER_{name}_DIR", str(tmp_path / name.lower()))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setenv("JUPYTER_PATH", cluster.client_environment("grace")["JUPYTER_PATH"])
+def cluster(cluster: Cluster) -> Iterator[Cluster]:
+    """Return the cluster; afterwards its fronts are new, and have forgotten the host of the stubs."""
+    yield cluster
+    for number, front in enumerate(cluster.fronts):
+        front.kill()
+        front.start()
+        front.wait_until_ready()
+        asyncio.run(cluster.client("ada", number).request("DELETE", "/sharedkernel/api/hosts/stub"))
 
 
 @contextlib.asynccontextmanager
@@ -90,13 +84,12 @@ async def stub_host(cluster: Cluster) -> AsyncIterator[None]:
     key = TicketKey.of_host(SECRET.encode(), "stub")
     context = peer_context("", "", "")
     task = asyncio.gather(*(keep_registered(url, key, summarize, context) for url in urls))
+
+    async def is_known() -> bool:
+        return all(["stub" in await cluster.known(front) for front in range(len(urls))])
+
     try:
-        for front in range(len(urls)):
-
-            async def is_known(front: int = front) -> bool:
-                return "stub" in await asyncio.to_thread(cluster.answering, front)
-
-            await until(is_known)
+        await until(is_known)
         yield
     finally:
         task.cancel()
@@ -139,34 +132,41 @@ def work(url: str, token: str, met: threading.Barrier) -> str:
         loop.close()
 
 
-@pytest.mark.usefixtures("client_jupyter")
-def test_all_come_back_through_the_other_front(cluster: Cluster) -> None:
-    """Each cell's output arrives once, in order, and each stub's websocket answers again."""
+def test_all_come_back_through_the_other_front(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each cell's output arrives once, in order, and each stub's websocket answers again; so does the front, later."""
+    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("JUPYTER_PATH", cluster.client_environment("grace")["JUPYTER_PATH"])
 
     async def test(balancer: Balancer, pool: ThreadPoolExecutor) -> None:
-        met = threading.Barrier(_NOTEBOOKS + 1, timeout=2 * PATIENCE)
-        loop = asyncio.get_running_loop()
-        job = partial(work, balancer.url, cluster.token("grace"), met)
-        cells = [loop.run_in_executor(pool, job) for _ in range(_NOTEBOOKS)]
-        opened, killed = asyncio.Semaphore(0), asyncio.Event()
-        async with stub_host(cluster), asyncio.TaskGroup() as clients:
-            for number in range(_STUBS):
-                clients.create_task(stub_client(cluster, opened, killed))
-                if number % 50 == 0:
-                    await asyncio.sleep(0.1)
-            for _ in range(_STUBS):
-                await opened.acquire()
-            await asyncio.to_thread(met.wait)
-            await asyncio.to_thread(met.wait)
-            killed.set()
-            cluster.fronts[0].kill()
-            began = time.monotonic()
-        sys.stdout.write(f"{_STUBS} websockets came back within {time.monotonic() - began:.1f} s\n")
-        expected = "ok:" + "".join(f"{number}\n" for number in range(_LINES))
-        assert await asyncio.gather(*cells) == [expected] * _NOTEBOOKS
+        async with asyncio.timeout(4 * PATIENCE):
+            met = threading.Barrier(_NOTEBOOKS + 1, timeout=2 * PATIENCE)
+            loop = asyncio.get_running_loop()
+            job = partial(work, balancer.url, cluster.token("grace"), met)
+            cells = [loop.run_in_executor(pool, job) for _ in range(_NOTEBOOKS)]
+            opened, killed = asyncio.Semaphore(0), asyncio.Event()
+            async with stub_host(cluster), asyncio.TaskGroup() as clients:
+                for number in range(_STUBS):
+                    clients.create_task(stub_client(cluster, opened, killed))
+                    if number % 50 == 0:
+                        await asyncio.sleep(0.1)
+                for _ in range(_STUBS):
+                    await opened.acquire()
+                await asyncio.to_thread(met.wait)
+                await asyncio.to_thread(met.wait)
+                killed.set()
+                cluster.fronts[0].kill()
+                began = time.monotonic()
+            sys.stdout.write(f"{_STUBS} websockets came back within {time.monotonic() - began:.1f} s\n")
+            expected = "ok:" + "".join(f"{number}\n" for number in range(_LINES))
+            assert await asyncio.gather(*cells) == [expected] * _NOTEBOOKS
 
-    async def within(*args: Any) -> None:
-        await asyncio.wait_for(test(*args), 4 * PATIENCE)
-
+    grace = cluster.client("grace")
+    kernel = asyncio.run(grace.start())
     with Balancer(cluster.ports) as balancer, ThreadPoolExecutor(_NOTEBOOKS + 8) as pool:
-        asyncio.run(within(balancer, pool))
+        asyncio.run(test(balancer, pool))
+    cluster.fronts[0].start()
+    cluster.fronts[0].wait_until_ready()
+    wait_for(lambda: asyncio.run(grace.request("GET", f"/api/kernels/{kernel}")).status == 200)
