@@ -42,22 +42,14 @@ ECHO = """if True:
     asyncio.run(main())
 """
 
-#: reads nothing before a file is there; sends the checksum of all that comes, once its client has ended
-SUM = """if True:
-    import hashlib, os, socket, time
-    while True:
-        connection, _ = socket.socket(fileno=os.dup(0)).accept()
-        while not os.path.exists({go!r}):
-            time.sleep(0.01)
-        digest = hashlib.sha256()
-        while data := connection.recv(1 << 16):
-            digest.update(data)
-        connection.sendall(digest.hexdigest().encode())
-        connection.close()
-"""
-
 #: listens, and accepts nothing
 NEVER = "import time; time.sleep(1000)"
+
+
+def echo_after(go: Path) -> str:
+    """Return :data:`ECHO`, which reads nothing before the file *go* is there."""
+    waits = f"import os\n        while not os.path.exists({str(go)!r}): await asyncio.sleep(0.01)"
+    return ECHO.replace("while data", f"{waits}\n        while data")
 
 
 async def start(client: Client, kernel: str, program: str, *, port: int = 0, listener: str = LISTENER) -> int:

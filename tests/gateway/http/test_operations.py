@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import HTTPClientError
 
 from sharedkernel.gateway.auth.tokens import TokenFile
-from tests.gateway.client import Client
+from sharedkernel.gateway.http.health import DeviceMetrics
+from sharedkernel.status.document import DeviceStatus, StatusDocument
+from tests.gateway.client import Channels, Client
 from tests.gateway.conftest import Stack
 
 #: labels as sorted pairs, by metric
@@ -43,15 +46,6 @@ def audit(stack: Stack) -> list[dict[str, Any]]:
         return []
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-async def test_health_needs_no_token_and_metrics_do(stack: Stack) -> None:
-    """Probes are told yes or no, and nothing else."""
-    nobody = Client(stack.gateway_url, "")
-    for path in ("/healthz", "/readyz"):
-        answer = await nobody.request("GET", path)
-        assert (answer.status, answer.body) == (200, "ok\n")
-    assert (await nobody.request("GET", "/metrics")).status == 403
 
 
 async def test_metrics_tell_memory_waits_decisions_and_refusals(stack: Stack) -> None:
@@ -83,14 +77,33 @@ async def test_metrics_tell_memory_waits_decisions_and_refusals(stack: Stack) ->
     assert total(after, "sharedkernel_gateway_loop_lag_seconds_count") > 0
 
 
+def test_a_gpus_sensors_are_metrics_and_absent_ones_are_left_out() -> None:
+    """A device without sensors, or with some, has no figure of zero."""
+    gpu = DeviceStatus(
+        name="NVIDIA L4", utilisation=0.0, temperature_celsius=61.0, power_watts=58.3, power_limit_watts=None
+    )
+    documents = {"cuda:0": StatusDocument(device=gpu), "host": StatusDocument(device=DeviceStatus(name="host"))}
+    text = generate_latest(DeviceMetrics(documents, {}, documents).registry).decode()
+    found = [line for line in text.splitlines() if line.startswith("sharedkernel_device_") and "bytes" not in line]
+    assert found == [
+        'sharedkernel_device_up{device="cuda:0"} 1.0',
+        'sharedkernel_device_up{device="host"} 1.0',
+        'sharedkernel_device_utilisation{device="cuda:0"} 0.0',
+        'sharedkernel_device_temperature_celsius{device="cuda:0"} 61.0',
+        'sharedkernel_device_power_watts{device="cuda:0"} 58.3',
+    ]
+
+
 @pytest.mark.heavy
 async def test_metrics_and_readiness_say_when_the_executor_is_away(stack: Stack) -> None:
-    """The gateway is alive, not ready; its own figures are there. So it is of one that hangs, but for the sentence."""
-    ada, process = stack.client("ada"), stack.executor.process
-    assert process is not None
+    """The gateway is alive, not ready; its own figures are there. So it is of one that hangs, but for the sentence.
+
+    Probes need no token, and are told nothing else.
+    """
+    ada, nobody, process = stack.client("ada"), Client(stack.gateway_url, ""), stack.executor.process
 
     async def until_ready_is(status: int) -> str:
-        while (answer := await ada.request("GET", "/readyz")).status != status:  # noqa: ASYNC110
+        while (answer := await nobody.request("GET", "/readyz")).status != status:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         return str(answer.body)
 
@@ -101,26 +114,30 @@ async def test_metrics_and_readiness_say_when_the_executor_is_away(stack: Stack)
         assert "does not answer" in await until_ready_is(503)
     finally:
         process.send_signal(signal.SIGCONT)
-    await until_ready_is(200)
+    assert await until_ready_is(200) == "ok\n"
     assert (await ada.request("GET", "/sharedkernel/api/status")).status == 200
     stack.executor.kill()
     while await until_ready_is(503) != "no executor\n":
         pass
-    assert (await ada.request("GET", "/healthz")).status == 200
+    assert (await nobody.request("GET", "/healthz")).status == 200
+    assert (await nobody.request("GET", "/metrics")).status == 403
     samples = await scrape(ada)
     assert total(samples, "sharedkernel_device_up") == 0
     assert total(samples, "http_request_duration_seconds_count") > 0
 
 
 async def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
-    """Refusals and wrong tokens too; never what was asked only to be read, and no token."""
-    ada, grace = stack.client("ada"), stack.client("grace")
+    """Refusals and wrong tokens too; never what was asked only to be read, and no token.
+
+    Whose kernel it is that somebody starts, replaces or ends by way of `/api/sessions`, too.
+    """
+    ada, grace, linus = map(stack.client, ("ada", "grace", "linus"))
     before = len(audit(stack))
     kernel = await grace.start()
     async with grace.attach(kernel) as channels:
         await channels.run("1")
     await ada.request("POST", f"/api/kernels/{kernel}/interrupt")
-    await stack.client("linus").request("DELETE", f"/api/kernels/{kernel}")
+    await linus.request("DELETE", f"/api/kernels/{kernel}")
     await grace.request("PUT", "/sharedkernel/api/quotas", {"users": {}})
     wrong = "sk-feedbeef-" + "1" * 64
     for _ in range(3):
@@ -142,6 +159,20 @@ async def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) ->
     text = json.dumps(entries)
     assert stack.token("grace").split("-")[2] not in text
     assert "1" * 64 not in text
+    body = {"path": "a.ipynb", "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
+    started = (await grace.request("POST", "/api/sessions", body)).body
+    path = f"/api/sessions/{started['id']}"
+    assert (await linus.request("DELETE", path)).status == 404
+    changed = (await grace.request("PATCH", path, {"kernel": {"name": "shared-gpu"}})).body
+    assert (await ada.request("DELETE", path)).status == 204
+    first, second = started["kernel"]["id"], changed["kernel"]["id"]
+    keys = ("user", "action", "session", "owner", "replaced", "status")
+    assert [tuple(map(entry.get, keys)) for entry in audit(stack)[before:] if "notebook" in entry["action"]] == [
+        ("grace", "start notebook session", first, "grace", None, 201),
+        ("linus", "end notebook session", first, "grace", None, 404),
+        ("grace", "change notebook session", second, "grace", first, 200),
+        ("ada", "end notebook session", second, "grace", None, 204),
+    ]
 
 
 async def test_the_audit_log_says_whose_limits_changed_and_which_notebook_it_was(stack: Stack) -> None:
@@ -173,32 +204,12 @@ async def test_the_audit_log_says_whose_limits_changed_and_which_notebook_it_was
     }
 
 
-async def test_the_audit_log_knows_the_sessions_of_notebooks(stack: Stack) -> None:
-    """Whose kernel it is that somebody starts, replaces or ends by way of `/api/sessions`, allowed or not."""
-    before = len(audit(stack))
-    ada, grace, linus = map(stack.client, ("ada", "grace", "linus"))
-    body = {"path": "a.ipynb", "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
-    started = (await grace.request("POST", "/api/sessions", body)).body
-    path = f"/api/sessions/{started['id']}"
-    assert (await linus.request("DELETE", path)).status == 404
-    changed = (await grace.request("PATCH", path, {"kernel": {"name": "shared-gpu"}})).body
-    assert (await ada.request("DELETE", path)).status == 204
-    first, second = started["kernel"]["id"], changed["kernel"]["id"]
-    entries = [entry for entry in audit(stack)[before:] if "notebook" in entry["action"]]
-    keys = ("user", "action", "session", "owner", "replaced", "status")
-    assert [tuple(entry.get(key) for key in keys) for entry in entries] == [
-        ("grace", "start notebook session", first, "grace", None, 201),
-        ("linus", "end notebook session", first, "grace", None, 404),
-        ("grace", "change notebook session", second, "grace", first, 200),
-        ("ada", "end notebook session", second, "grace", None, 204),
-    ]
-
-
 @pytest.fixture
 def changed(stack: Stack) -> Iterator[Stack]:
-    """Return the stack with a gateway that was stopped; it is as it was afterwards."""
+    """Return the stack with a stopped gateway, set to look at connections often; it is as it was afterwards."""
     old = stack.config_path.read_text()
     stack.gateway.stop()
+    stack.config_path.write_text(f"{old}\nc.SharedKernelGateway.revocation_seconds = 0.1\n")
     yield stack
     stack.gateway.stop()
     stack.config_path.write_text(old)
@@ -221,11 +232,15 @@ async def a_damaged_file_takes_no_rights_away(stack: Stack, file: TokenFile, use
 
 
 async def test_connections_are_limited_by_user_and_end_with_their_token(changed: Stack) -> None:
-    """Requests in parallel cannot slip past; a removed token's connection is closed, other users' go on."""
-    with changed.config_path.open("a") as config:
-        config.write("\nc.SharedKernelGateway.max_websockets = 3\nc.SharedKernelGateway.revocation_seconds = 0.1\n")
-    changed.restart_gateway()
+    """Requests in parallel cannot slip past; a removed token's connection is closed, other users' go on.
 
+    A cell too many is refused with an error in its notebook. Each line of the log is JSON.
+    """
+    with changed.config_path.open("a") as config:
+        config.write("c.SharedKernelGateway.max_websockets = 3\nc.SharedKernelGateway.log_style = 'json'\n")
+        config.write("c.SessionWebsocket.max_queued_cells = 3\n")
+    before = len(changed.gateway_log())
+    changed.restart_gateway()
     file = TokenFile(changed.directory / "tokens.json")
     mary, grace = Client(changed.gateway_url, file.add("mary")), changed.client("grace")
     kernel, other = await mary.start(), await grace.start()
@@ -247,14 +262,36 @@ async def test_connections_are_limited_by_user_and_end_with_their_token(changed:
                 assert answer.socket.close_code == 1008
                 answer.socket.close()
         assert (await channels.run("2 + 2"))["text"] == "4"
+        await a_cell_too_many_is_refused(channels)
+    await grace.request("POST", f"/api/kernels/{other}/restart")
+    lines = [line for line in changed.gateway_log()[before:].splitlines() if not line.startswith("Serving on")]
+    restarted = next(entry for entry in map(json.loads, lines) if "restarted" in entry["message"])
+    assert (restarted["user"], restarted["session"], restarted["level"]) == ("grace", other, "info")
+
+
+async def a_cell_too_many_is_refused(channels: Channels) -> None:
+    """Show that the queue of a session is bounded."""
+    cell = {"silent": False, "stop_on_error": False}
+    await channels.send("execute_request", {"code": "input()", "allow_stdin": True, **cell})
+    await channels.until("input_request")
+    for code in ("a = 1", "a += 1", "a += 1"):
+        await channels.send("execute_request", {"code": code, **cell})
+    assert (await channels.until("error"))[-1]["content"]["evalue"].startswith("this session has 3 cells to run")
+    await channels.send("input_reply", {"value": ""}, "stdin")
+    await channels.until("execute_reply", execution_count=5)  # the second of those that are let in behind the input
+    assert (await channels.run("a"))["text"] == "2"
 
 
 def test_what_a_reload_cannot_change_is_named(changed: Stack) -> None:
-    """Whether it is set, set otherwise or taken out; what the command line sets, the file does not change anyhow."""
+    """Whether it is set, set otherwise or taken out; what the command line sets, the file does not change anyhow.
+
+    Who was named there an admin stays one.
+    """
     written = changed.config_path.read_text()
     changed.config_path.write_text(f"{written}\nc.SessionKernels.backlog_bytes = 1\nc.ServerApp.base_url = '/'\n")
-    changed.gateway.arguments = [*changed.gateway.arguments, "--SharedKernelGateway.max_websockets=50"]
-    changed.gateway.stop()
+    arguments = changed.gateway.arguments
+    options = {"max_websockets": "50", "admins": "linus"}
+    changed.gateway.arguments = [*arguments, *(f"--SharedKernelGateway.{name}={options[name]}" for name in options)]
     try:
         changed.restart_gateway()
 
@@ -277,17 +314,16 @@ def test_what_a_reload_cannot_change_is_named(changed: Stack) -> None:
         for _ in range(2):  # they wait still
             assert named("\n".join((written, *lines))) == names
         assert named(usual) == []
+        asked = [changed.client(name).request("PUT", "/sharedkernel/api/quotas", {}) for name in ("linus", "grace")]
+        assert [asyncio.run(each).status for each in asked] == [200, 403]
     finally:
-        changed.gateway.arguments.pop()
+        changed.gateway.arguments = arguments
 
 
-async def test_who_is_no_admin_any_more_is_hung_up_on_and_who_was_named_at_the_start_stays_one(changed: Stack) -> None:
-    """A reload takes rights from connections too, and those of the command line from nobody."""
-    with changed.config_path.open("a") as config:
-        config.write("\nc.SharedKernelGateway.revocation_seconds = 0.1\n")
+async def test_who_is_no_admin_any_more_is_hung_up_on(changed: Stack) -> None:
+    """A reload takes rights from connections, too."""
     written = changed.config_path.read_text()
     changed.restart_gateway()
-
     ada, grace = changed.client("ada"), changed.client("grace")
     kernel = await grace.start()
     async with ada.attach(kernel) as admin, grace.attach(kernel) as own:
@@ -297,39 +333,3 @@ async def test_who_is_no_admin_any_more_is_hung_up_on_and_who_was_named_at_the_s
             pass
         assert (admin.socket.close_code, admin.socket.close_reason) == (1008, "its user is no admin any more")
         assert (await own.run("2 + 2"))["text"] == "4"
-    arguments = changed.gateway.arguments
-    changed.gateway.stop()
-    changed.gateway.arguments = [*arguments, "--SharedKernelGateway.admins=linus"]
-    try:
-        changed.restart_gateway()
-        assert "was read again" in changed.reload(written)
-    finally:
-        changed.gateway.arguments = arguments
-    linus = changed.client("linus")
-    assert (await linus.request("PUT", "/sharedkernel/api/quotas", {})).status == 200
-    assert (await grace.request("PUT", "/sharedkernel/api/quotas", {})).status == 403
-
-
-async def test_a_cell_too_many_is_refused_and_logs_are_for_machines(changed: Stack) -> None:
-    """The queue of a session is bounded; the refusal is an error in the notebook. Each line of the log is JSON."""
-    with changed.config_path.open("a") as config:
-        config.write("\nc.SessionWebsocket.max_queued_cells = 3\nc.SharedKernelGateway.log_style = 'json'\n")
-    before = len(changed.gateway_log())
-    changed.restart_gateway()
-
-    grace = changed.client("grace")
-    kernel = await grace.start()
-    async with grace.attach(kernel) as channels:
-        cell = {"silent": False, "stop_on_error": False}
-        await channels.send("execute_request", {"code": "input()", "allow_stdin": True, **cell})
-        await channels.until("input_request")
-        for code in ("a = 1", "a += 1", "a += 1"):
-            await channels.send("execute_request", {"code": code, **cell})
-        assert (await channels.until("error"))[-1]["content"]["evalue"].startswith("this session has 3 cells to run")
-        await channels.send("input_reply", {"value": ""}, "stdin")
-        await channels.until("execute_reply", execution_count=3)
-        assert (await channels.run("a"))["text"] == "2"
-    await grace.request("POST", f"/api/kernels/{kernel}/restart")
-    lines = [line for line in changed.gateway_log()[before:].splitlines() if not line.startswith("Serving on")]
-    restarted = next(entry for entry in map(json.loads, lines) if "restarted" in entry["message"])
-    assert (restarted["user"], restarted["session"], restarted["level"]) == ("grace", kernel, "info")

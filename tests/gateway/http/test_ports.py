@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import random
 import socket
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,20 +16,27 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
-from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.gateway.http.ports import MOST_CONNECTIONS, UserPorts
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack
 from tests.gateway.devices import execute, until
-from tests.gateway.http.port_programs import ECHO, NEVER, SUM, connect, executors_of, forwarded, refusal, start
+from tests.gateway.http.port_programs import ECHO, NEVER, connect, echo_after, executors_of, forwarded, refusal, start
+from tests.gateway.http.test_operations import audit
 from tests.gateway.page.browser import Browser
-from tests.gateway.test_command import in_process
-from tests.warm_stack import WarmStack
 
 PORTS = "/sharedkernel/api/ports"
 
-#: a page, a websocket and a stream, as gradio, Dash and TensorBoard have them
+#: a thread of the notebook, as gradio's, that listens for both versions of IP
+_THREAD = """if True:
+    import http.server, socket, threading
+    class Server(http.server.ThreadingHTTPServer):
+        address_family = socket.AF_INET6
+    server = Server(("::", 0), http.server.SimpleHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_port)
+"""
+#: a page and a websocket, as gradio, Dash and TensorBoard have them
 _WEB = """if True:
     import asyncio, socket
     from tornado import web, websocket, httpserver
@@ -40,19 +45,12 @@ _WEB = """if True:
         def get(self):
             self.write("made on " + self.request.host)
 
-    class Stream(web.RequestHandler):
-        async def get(self):
-            self.set_header("Content-Type", "text/event-stream")
-            for number in range(3):
-                self.write(f"data: {number}\\n\\n")
-                await self.flush()
-
     class Socket(websocket.WebSocketHandler):
         def on_message(self, message):
             self.write_message(message[::-1])
 
     async def main():
-        routes = [("/", Page), ("/stream", Stream), ("/socket", Socket)]
+        routes = [("/", Page), ("/socket", Socket)]
         listener = socket.socket(fileno=0)
         listener.setblocking(False)
         httpserver.HTTPServer(web.Application(routes)).add_sockets([listener])
@@ -68,8 +66,11 @@ async def listed(client: Client) -> list[tuple[int, str, str]]:
     return [(entry["port"], entry["program"], entry["session"]) for entry in found]
 
 
-async def test_pages_websockets_and_streams_work_as_they_stand(stack: Stack) -> None:
-    """They are listed for their user alone, by program and notebook, and the program sees the user's own address."""
+async def test_pages_and_websockets_work_as_they_stand(stack: Stack) -> None:
+    """They are listed for their user alone, by program and notebook, and the program sees the user's own address.
+
+    The audit log has who opened it, once for all connections of a page, and who was refused.
+    """
     ada, grace = stack.client("ada"), stack.client("grace")
     kernel = await ada.start(KERNEL_NOTEBOOK="plots/live.ipynb")
     await grace.start()
@@ -81,93 +82,70 @@ async def test_pages_websockets_and_streams_work_as_they_stand(stack: Stack) -> 
     async with forwarded(ada, port) as forward:
         here = f"127.0.0.1:{forward.local_port}"
         assert forward.local_port != port  # it is taken on this machine, which is the host
-        assert (await AsyncHTTPClient().fetch(f"http://{here}/")).body.decode() == f"made on {here}"
-        events = (await AsyncHTTPClient().fetch(f"http://{here}/stream")).body
-        assert events == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
         websocket = await websocket_connect(f"ws://{here}/socket")
+        assert (await AsyncHTTPClient().fetch(f"http://{here}/")).body.decode() == f"made on {here}"
         await websocket.write_message("tensor")
         assert await websocket.read_message() == "rosnet"
         websocket.close()
-
-
-async def test_a_thread_of_the_notebook_is_a_program_too(stack: Stack) -> None:
-    """As gradio's, which serves from within the kernel; also where it listens for both versions of IP."""
-    ada = stack.client("ada")
-    kernel = await ada.start()
-    code = """if True:
-        import http.server, socket, threading
-        class Server(http.server.ThreadingHTTPServer):
-            address_family = socket.AF_INET6
-        server = Server(("::", 0), http.server.SimpleHTTPRequestHandler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        print(server.server_port)
-    """
-    port = int(await execute(ada, kernel, code))
-    assert await listed(ada) == [(port, "notebook", kernel)]
-    async with forwarded(ada, port) as forward:
+    assert "is not served by a program of grace's" in await refusal(grace, port)
+    opened, refused = [entry for entry in audit(stack) if entry["action"] == f"open port {port}"]
+    assert (opened["user"], opened["session"], opened["status"]) == ("ada", kernel, 101)
+    assert (opened["notebook"], opened["program"][:6]) == ("plots/live.ipynb", "python")
+    assert (refused["user"], refused["session"], refused["status"]) == ("grace", None, 403)
+    thread = int(await execute(ada, kernel, _THREAD))
+    assert (thread, "notebook", kernel) in await listed(ada)
+    async with forwarded(ada, thread) as forward:
         answer = await AsyncHTTPClient().fetch(f"http://127.0.0.1:{forward.local_port}/")
         assert b"Directory listing" in answer.body
 
 
-async def test_neither_side_is_read_faster_than_the_other_takes(stack: Stack, tmp_path: Path) -> None:
-    """50 MB arrive whole when the program reads at last; until then most of them stay where they are."""
+async def test_fifty_megabytes_pass_each_way_no_faster_than_they_are_taken(stack: Stack, tmp_path: Path) -> None:
+    """Unchanged, in order, and in little memory of the gateway's; most stay where they are until the program reads."""
     ada, go = stack.client("ada"), tmp_path / "go"
-    port = await start(ada, await ada.start(), SUM.format(go=str(go)))
+    port = await start(ada, await ada.start(), echo_after(go))
     data = random.Random(1).randbytes(50 * _MEBIBYTE)
-    process = stack.gateway.process
-    assert process is not None
-    gateway = psutil.Process(process.pid)
+    gateway = psutil.Process(stack.gateway.process.pid)
     before = gateway.memory_info().rss
     async with forwarded(ada, port) as forward:
-        loop = asyncio.get_running_loop()
-        with socket.create_connection(("127.0.0.1", forward.local_port)) as connection:
-            connection.setblocking(False)
-            sent = 0
-            with contextlib.suppress(TimeoutError):
-                while sent < len(data):  # until a second passes without one being taken
-                    async with asyncio.timeout(1.0):
-                        await loop.sock_sendall(connection, data[sent : sent + 65536])
-                    sent += 65536
-            assert sent < 40 * _MEBIBYTE
-            held = gateway.memory_info().rss - before
-            go.touch()
-            # the last piece may have been sent in part: a connection of its own shows that all arrives
         reader, writer = await connect(forward)
         writer.write(data)
-        await writer.drain()
+        left, waiting = len(data), writer.transport.get_write_buffer_size()
+        while waiting < left:  # until half a second passes without any being taken
+            await asyncio.sleep(0.5)
+            left, waiting = waiting, writer.transport.get_write_buffer_size()
+        assert left > 10 * _MEBIBYTE
+        assert gateway.memory_info().rss - before < 16 * _MEBIBYTE
+        go.touch()
         writer.write_eof()
-        assert (await reader.read()).decode() == hashlib.sha256(data).hexdigest()
+        digest = hashlib.sha256()
+        while piece := await reader.read(65536):
+            digest.update(piece)
         writer.close()
-    assert held < 16 * _MEBIBYTE
-
-
-@pytest.fixture
-def often_pinging() -> Iterator[Stack]:
-    config = 'c.ServerApp.tornado_settings = {"ws_ping_interval": 1000}'
-    with WarmStack(users=["ada"], capacity="1GiB", config=config) as stack:
-        yield stack  # type: ignore[misc]
+    assert digest.digest() == hashlib.sha256(data).digest()
+    assert gateway.memory_info().rss - before < 24 * _MEBIBYTE
 
 
 @pytest.mark.heavy
-async def test_a_client_that_goes_away_leaves_nothing_behind(often_pinging: Stack, tmp_path: Path) -> None:
+async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> None:
     """By the second ping, however much of what it has sent the program has not taken; one that stays is pinged on."""
-    stack = often_pinging
+    config = 'c.ServerApp.tornado_settings = {"ws_ping_interval": 500}'
+    with Stack(users=["ada"], capacity="1GiB", config=config) as stack:
+        await is_rid_of_who_goes_away(stack, tmp_path)
+
+
+async def is_rid_of_who_goes_away(stack: Stack, tmp_path: Path) -> None:
+    """Look at such a client, at one that stays, and at one that sends too much."""
     ada = Client(stack.gateway_url, stack.token("ada"))
     kernel = await ada.start()
-    port = await start(ada, kernel, SUM.format(go=str(tmp_path / "never")))
-    process = stack.gateway.process
-    assert process is not None
-    gateway = psutil.Process(process.pid)
-
-    async def is_connected() -> bool:
-        return any(each.raddr and each.raddr.port == port for each in gateway.net_connections("tcp"))
+    port = await start(ada, kernel, echo_after(tmp_path / "never"))
+    gateway = psutil.Process(stack.gateway.process.pid)
 
     async def is_free() -> bool:
-        return not await is_connected()
+        return not any(each.raddr and each.raddr.port == port for each in gateway.net_connections("tcp"))
 
     url = stack.gateway_url.replace("http", "ws") + f"{PORTS}/{port}"
     client = await websocket_connect(HTTPRequest(url, headers=ada.headers))
-    assert await is_connected()
+    assert not await is_free()
     for _ in range(320):
         client.write_message(bytes(65536), binary=True)
     stream = client.protocol.stream
@@ -194,33 +172,6 @@ async def test_a_client_that_goes_away_leaves_nothing_behind(often_pinging: Stac
     assert await large.read_message() is None
     assert large.close_code == 1009  # RFC 6455: too big
     large.close()
-
-
-async def test_fifty_megabytes_pass_each_way(stack: Stack) -> None:
-    """Unchanged and in order, in little memory of the gateway's."""
-    ada = stack.client("ada")
-    port = await start(ada, await ada.start(), ECHO)
-    data = random.Random(2).randbytes(50 * _MEBIBYTE)
-    process = stack.gateway.process
-    assert process is not None
-    before = psutil.Process(process.pid).memory_info().rss
-    async with forwarded(ada, port) as forward:
-        reader, writer = await connect(forward)
-
-        async def send() -> None:
-            for place in range(0, len(data), 65536):
-                writer.write(data[place : place + 65536])
-                await writer.drain()
-            writer.write_eof()
-
-        sending = asyncio.create_task(send())
-        digest = hashlib.sha256()
-        while piece := await reader.read(65536):
-            digest.update(piece)
-        await sending
-        writer.close()
-    assert digest.digest() == hashlib.sha256(data).digest()
-    assert psutil.Process(process.pid).memory_info().rss - before < 24 * _MEBIBYTE
 
 
 @pytest.mark.heavy
@@ -395,45 +346,3 @@ async def test_a_token_is_needed_and_a_page_s_cookie_is_none(stack: Stack) -> No
     with pytest.raises(HTTPClientError) as refused:
         await websocket_connect(f"{url}?token={stack.token('ada')}")
     assert refused.value.code == 403
-
-
-async def test_what_was_opened_and_refused_is_in_the_audit_log(stack: Stack) -> None:
-    """Who, which port, which program; once for all connections of a page."""
-    ada, grace = stack.client("ada"), stack.client("grace")
-    kernel = await ada.start(KERNEL_NOTEBOOK="run.ipynb")
-    port = await start(ada, kernel, ECHO)
-    writers = []
-    async with forwarded(ada, port) as forward:
-        for _ in range(2):
-            reader, writer = await connect(forward)
-            writer.write(b"x")
-            assert await reader.readexactly(1) == b"x"
-            writers.append(writer)
-        for each in writers:
-            each.close()
-    await refusal(grace, port)
-    lines = [json.loads(line) for line in (stack.runtime_directory / "audit.jsonl").read_text().splitlines()]
-    found = [line for line in lines if line["action"] == f"open port {port}"]
-    assert [(line["user"], line["session"], line["status"]) for line in found] == [
-        ("ada", kernel, 101),
-        ("grace", None, 403),
-    ]
-    assert found[0]["notebook"] == "run.ipynb"
-    assert found[0]["program"]
-
-
-def test_an_admin_can_switch_it_off(tmp_path: Path) -> None:
-    """Neither a list nor a connection, and the sentence names the setting."""
-    token, config = "a-token-of-a-test", tmp_path / "config.py"
-    config.write_text(f"c.SharedKernelGateway.ports = False\nc.IdentityProvider.token = {token!r}\n")
-
-    async def scenario(gateway: SharedKernelGateway) -> None:
-        await asyncio.sleep(0)  # it binds its port in the loop's first round
-        user = Client(f"http://127.0.0.1:{gateway.port}", token)
-        for path in (PORTS, f"{PORTS}/6006"):
-            answer = await user.request("GET", path)
-            assert (answer.status, "c.SharedKernelGateway.ports" in answer.body["message"]) == (403, True)
-        assert "forwards no ports" in await refusal(user, 6006)
-
-    with in_process("--config", str(config), directory=tmp_path) as (gateway, loop):
-        loop.run(scenario(gateway))

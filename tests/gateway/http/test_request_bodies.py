@@ -37,7 +37,6 @@ async def unfinished(stack: Stack, number: int, token: str, body: bytes = b"") -
 
 async def test_nothing_is_kept_of_a_body_without_a_right_token(stack: Stack) -> None:
     """However many such requests there are at a time."""
-    assert stack.gateway.process is not None
     gateway = psutil.Process(stack.gateway.process.pid)
     grace = stack.client("grace")
     assert (await grace.request("GET", "/api/kernels")).status == 200

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
 from urllib.parse import quote
 
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack
 from tests.gateway.devices import DEVICES, execute, start_on_each, until
+from tests.gateway.http.test_operations import audit
 
 SHELVES = "/sharedkernel/api/shelves"
 IMPORT = "import torch; from sharedkernel import shelf; "
@@ -21,20 +20,15 @@ async def names(client: Client, path: str = SHELVES) -> dict[str, list[str]]:
     return {shelf["user"]: [entry["name"] for entry in shelf["entries"]] for shelf in answer.body["shelves"]}
 
 
-def audited(stack: Stack) -> list[dict[str, Any]]:
-    """Return what was written down of shelves."""
-    path = stack.runtime_directory / "audit.jsonl"
-    entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [entry for entry in entries if entry["action"] == "take off shelf"]
-
-
 async def test_a_user_sees_and_empties_an_own_shelf_and_an_admin_everybodys(stack: Stack) -> None:
-    """Names may be any text; others' shelves are refused, whether there is anything on them or not."""
-    strange = "a/b ?.. %00 ä"
+    """Names may be any text; others' shelves are refused, whether there is anything on them or not.
 
+    Each name that is taken off is written down: by whom, whose it was, how large; and what was refused.
+    """
+    strange, seen = "a/b ?.. %00 ä", len(audit(stack))
     ada, grace, mary = stack.client("ada"), stack.client("grace"), stack.client("mary")
     kernel, other = await grace.start(), await mary.start()
-    await execute(grace, kernel, IMPORT + f"shelf['model'] = torch.ones(3); shelf[{strange!r}] = torch.ones(4)")
+    await execute(grace, kernel, IMPORT + f"shelf['model'] = torch.ones(3); shelf[{strange!r}] = torch.ones(1500)")
     await execute(mary, other, IMPORT + "shelf['model'] = torch.zeros(5)")
     assert await names(grace) == await names(grace, f"{SHELVES}/grace") == {"grace": sorted(["model", strange])}
     everybodys = {"grace": sorted(["model", strange]), "mary": ["model"]}
@@ -65,60 +59,32 @@ async def test_a_user_sees_and_empties_an_own_shelf_and_an_admin_everybodys(stac
         answer = await ada.request("DELETE", f"{SHELVES}/{path}")
         assert (answer.status, answer.body["message"]) == (status, sentence)
     assert (await ada.request("DELETE", f"{SHELVES}/grace/%FF")).status == 400
-
-
-async def test_each_name_that_is_taken_off_is_written_down(stack: Stack) -> None:
-    """By whom, whose it was, how large; and what was refused."""
-    seen = len(audited(stack))
-
-    ada, grace, mary = stack.client("ada"), stack.client("grace"), stack.client("mary")
-    await execute(grace, await grace.start(), IMPORT + "shelf['a'] = torch.ones(1); shelf['b'] = torch.ones(1500)")
-    assert (await mary.request("DELETE", f"{SHELVES}/grace/a")).status == 403
-    assert (await ada.request("DELETE", f"{SHELVES}/grace")).status == 200
-    assert (await grace.request("DELETE", f"{SHELVES}/grace")).status == 404
-    entries = audited(stack)[seen:]
+    entries = [entry for entry in audit(stack)[seen:] if entry["action"] == "take off shelf"]
     told = [(entry["user"], entry["owner"], entry["name"], entry.get("bytes"), entry["status"]) for entry in entries]
     assert told == [
-        ("mary", "grace", "a", None, 403),
-        ("ada", "grace", "a", 4096, 200),
-        ("ada", "grace", "b", 8192, 200),
-        ("grace", "grace", None, None, 404),
+        ("mary", "grace", None, None, 403),
+        ("mary", "nobody", None, None, 403),
+        ("mary", "grace", "model", None, 403),
+        ("grace", "grace", strange, 8192, 200),
+        ("ada", "grace", "model", 4096, 200),
+        ("ada", "mary", "model", 4096, 200),
+        ("ada", "grace", "gone", None, 404),
+        ("ada", "nobody", None, None, 404),
+        ("ada", "grace", None, None, 400),
     ]
     assert all(entry["session"] is None and entry["address"] == "127.0.0.1" for entry in entries)
 
 
-async def test_an_executor_that_is_away_is_said(stack: Stack) -> None:
-    """Nothing can be seen or taken off; afterwards everything is there."""
-    grace = stack.client("grace")
-    await execute(grace, await grace.start(), IMPORT + "shelf['kept'] = torch.ones(1)")
-    stack.executor.kill()
-
-    async def is_away() -> bool:
-        return (await grace.request("GET", SHELVES)).status == 503
-
-    await until(is_away)
-    for method in ("GET", "DELETE"):
-        answer = await grace.request(method, f"{SHELVES}/grace")
-        assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
-        assert "no executor answers at" in answer.body["message"]
-    stack.executor.start()
-
-    async def is_back() -> bool:
-        return (await grace.request("GET", SHELVES)).status == 200
-
-    await until(is_back)
-    assert await names(grace) == {"grace": ["kept"]}
-    assert (await grace.request("DELETE", f"{SHELVES}/grace")).status == 200
-
-
 async def test_each_device_has_shelves_of_its_own(devices: Stack) -> None:
-    """One is emptied on all or on one; while one is away the other's is there, and nothing is taken off by halves."""
+    """One is emptied on all or on one; while one is away the other's is there, and nothing is taken off by halves.
+
+    Where all are away nothing can be seen; afterwards everything is there.
+    """
 
     async def shelves(client: Client) -> tuple[dict[str, list[str]], dict[str, str]]:
         body = (await client.request("GET", SHELVES)).body
-        return {shelf["device"]: [entry["name"] for entry in shelf["entries"]] for shelf in body["shelves"]}, body[
-            "away"
-        ]
+        found = {shelf["device"]: [entry["name"] for entry in shelf["entries"]] for shelf in body["shelves"]}
+        return found, body["away"]
 
     ada, grace = devices.client("ada"), devices.client("grace")
     for device, kernel in (await start_on_each(devices, grace)).items():
@@ -141,11 +107,20 @@ async def test_each_device_has_shelves_of_its_own(devices: Stack) -> None:
     assert (await shelves(ada))[0] == {"host": ["host", "two"]}
     answer = await ada.request("DELETE", f"{SHELVES}/grace?device=host")
     assert sorted(entry["name"] for entry in answer.body["removed"]) == ["host", "two"]
-    devices.executors["host:1"].start()
+    devices.executors["host"].kill()
 
-    async def is_back() -> bool:
-        return await shelves(ada) == ({"host:1": ["two"]}, {})
+    async def are_both_away() -> bool:
+        answer = await grace.request("GET", SHELVES)
+        return answer.status == 503 and "no executor answers" in answer.body["message"]
 
-    await until(is_back)
+    await until(are_both_away)
+    for device in DEVICES:
+        devices.executors[device].start()
+
+    async def are_back() -> bool:
+        answer = await ada.request("GET", SHELVES)
+        return answer.status == 200 and await shelves(ada) == ({"host:1": ["two"]}, {})
+
+    await until(are_back)
     assert (await ada.request("DELETE", f"{SHELVES}/grace")).status == 200
     assert await shelves(ada) == ({}, {})

@@ -60,23 +60,23 @@ class Watcher:
         self.shown.put_nowait((code, reason))
 
 
-async def at_once(_: float) -> None:
-    """Take everything for a change."""
+def feed_of(*answers: StatusDocument | Exception) -> StatusFeed:
+    """Return a feed that gets these answers, the last one for ever, and takes everything for a change."""
+    left = list(answers)
+
+    async def ask() -> StatusDocument:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return StatusFeed(ask, lambda _: asyncio.sleep(0))
 
 
 async def test_a_refused_question_does_not_end_the_feed() -> None:
     """Watchers are told what is wrong, and the next document when there is one again."""
     one, other = document(sessions=[session("a", "ada")]), document(sessions=[session("b", "bob")])
-    answers: list[Any] = [one, Refused("too long to be told.", reason="protocol"), other]
-
-    async def ask() -> StatusDocument:
-        answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        assert isinstance(answer, StatusDocument)
-        return answer
-
-    feed, watcher = StatusFeed(ask, at_once), Watcher()
+    feed, watcher = feed_of(one, Refused("too long to be told.", reason="protocol"), other), Watcher()
     feed.add(watcher)  # type: ignore[arg-type]
     assert [await watcher.shown.get() for _ in range(3)] == [
         to_json(one), {"message": "too long to be told.", "reason": "protocol", "since": None},
@@ -87,13 +87,7 @@ async def test_a_refused_question_does_not_end_the_feed() -> None:
 
 async def test_a_feed_that_met_an_error_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
     """Its watchers are hung up on rather than left with what was true once; who connects again is told."""
-    answers: list[dict[str, StatusDocument]] = [{}, {"status": document()}]
-
-    async def ask() -> StatusDocument:
-        answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        return answer["status"]
-
-    feed, first, second = StatusFeed(ask, at_once), Watcher(), Watcher()
+    feed, first, second = feed_of(KeyError("status"), document()), Watcher(), Watcher()
     feed.add(first)  # type: ignore[arg-type]
     assert (await first.shown.get())[0] == 1011
     feed.add(second)  # type: ignore[arg-type]
