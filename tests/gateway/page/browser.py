@@ -15,6 +15,13 @@ from tests.gateway.client import PATIENCE, Answer
 FORM = "/sharedkernel/page/sign-in"
 
 
+def xsrf_of(form: str) -> str:
+    """Return the field of a form against forged requests."""
+    found = re.search(r'name="_xsrf" value="([^"]+)"', form)
+    assert found is not None, form
+    return found[1]
+
+
 class Browser:
     """Keeps the cookies of the gateway at *url*."""
 
@@ -49,6 +56,4 @@ class Browser:
     async def sign_in(self, token: str) -> Answer:
         """Fill in the form, as it is shown, and send it."""
         form = await self.request("GET", FORM)
-        field = re.search(r'name="_xsrf" value="([^"]+)"', form.body)
-        assert field is not None, form.body
-        return await self.request("POST", FORM, {"token": token, "_xsrf": field[1]}, form=True)
+        return await self.request("POST", FORM, {"token": token, "_xsrf": xsrf_of(form.body)}, form=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.page.audit_tail import newest_entries
 from tests.gateway.conftest import Stack
@@ -14,24 +12,18 @@ from tests.gateway.conftest import Stack
 AUDIT = "/sharedkernel/api/audit"
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Return where an audit log is that has been set aside three times; its 100 entries are numbered."""
-    path = tmp_path / "audit.jsonl"
-    audit = AuditLog(path, most_bytes=3000)
-    for number in range(100):
-        audit.record("start session", user="ada" if number % 10 == 0 else "grace", number=number)
-    assert path.with_name("audit.jsonl.1").exists()
-    return path
-
-
 def numbers(path: Path, user: str = "", **bounds: int) -> tuple[list[int], bool]:
     entries, is_cut = newest_entries(path, user, **bounds)
     return [entry["number"] for entry in entries], is_cut
 
 
-def test_the_newest_come_first_over_the_border_of_files(path: Path) -> None:
+def test_the_newest_come_first_over_the_border_of_files(tmp_path: Path) -> None:
     """As many as are wanted, without a line that begins before what may be read."""
+    path = tmp_path / "audit.jsonl"
+    audit = AuditLog(path, most_bytes=3000)
+    for number in range(100):  # it is set aside three times
+        audit.record("start session", user="ada" if number % 10 == 0 else "grace", number=number)
+    assert path.with_name("audit.jsonl.1").exists()
     assert len(path.read_bytes().splitlines()) < 50
     assert numbers(path, most=90) == (list(range(99, 9, -1)), True)
     assert numbers(path, most=100) == numbers(path) == (list(range(99, -1, -1)), False)
@@ -65,7 +57,7 @@ def test_what_is_no_entry_is_left_out(tmp_path: Path) -> None:
 
 
 async def test_only_admins_read_it(stack: Stack) -> None:
-    """They find what was done just now; others are refused, and so is what is no number."""
+    """They find what was done just now, or why it cannot be read; others are refused, and so is what is no number."""
     ada, grace = stack.client("ada"), stack.client("grace")
     kernel = await grace.start()
     await ada.request("DELETE", f"/api/kernels/{kernel}?linger=0")
@@ -80,16 +72,11 @@ async def test_only_admins_read_it(stack: Stack) -> None:
     for number in ("0", "501", "many", "-1"):
         refused = await ada.request("GET", f"{AUDIT}?entries={number}")
         assert (refused.status, refused.body["reason"]) == (400, "bad_request")
-
-
-async def test_a_log_that_cannot_be_read_is_told(stack: Stack) -> None:
-    """With the reason, as one sentence."""
     path = stack.runtime_directory / "audit.jsonl"
     kept = path.rename(path.with_name("kept"))
-
-    path.symlink_to(kept)
+    path.symlink_to(kept)  # which is not read
     try:
-        refused = await stack.client("ada").request("GET", AUDIT)
+        refused = await ada.request("GET", AUDIT)
         assert (refused.status, refused.body["reason"]) == (409, "no_audit_log")
         assert refused.body["message"].startswith(f"the audit log {path} cannot be read: ")
     finally:

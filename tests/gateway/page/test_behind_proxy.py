@@ -20,7 +20,6 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-import trustme
 
 from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.local_stack import free_port
@@ -28,8 +27,9 @@ from tests.client.gateway.connect_proxy import ConnectProxy
 from tests.client.relay.support import TIMEOUT, Notebook, wait_until
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack
-from tests.gateway.page.browser import FORM, Browser
+from tests.gateway.page.browser import FORM, Browser, xsrf_of
 from tests.gateway.test_command import in_process
+from tests.gateway.test_tls import issue
 
 GUIDE = Path(__file__).parents[3] / "docs" / "admin-guide.md"
 #: of the guide's blocks
@@ -43,9 +43,7 @@ async def test_a_page_behind_a_proxy_that_names_another_host_is_told_so(stack: S
 
     browser = Browser(stack.gateway_url)
     form = await browser.request("GET", FORM)
-    xsrf = re.search(r'name="_xsrf" value="([^"]+)"', form.body)
-    assert xsrf is not None
-    fields = {"token": stack.token("ada"), "_xsrf": xsrf[1]}
+    fields = {"token": stack.token("ada"), "_xsrf": xsrf_of(form.body)}
     refused = await browser.request("POST", FORM, fields, form=True, **foreign)
     assert refused.status == 403
     assert SENTENCE in refused.body
@@ -87,11 +85,16 @@ def test_the_base_url_without_its_slash_leads_to_the_page(tmp_path: Path) -> Non
 # --- real proxies -----------------------------------------------------------------------------------------------------
 
 
-def guides_block(language: str, gateway: int, port: int, directory: Path) -> str:
-    """Return a proxy's configuration from the admin guide, with this test's ports and certificate."""
-    found = re.search(rf"^```{language}\n(.+?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+def guides_block(language: str, begin: str = "") -> str:
+    """Return a block of the admin guide."""
+    found = re.search(rf"^```{language}\n({begin}.+?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     assert found is not None
-    block = found[1].replace("127.0.0.1:8585", f"127.0.0.1:{gateway}").replace("/etc/ssl", str(directory))
+    return found[1]
+
+
+def configuration(language: str, gateway: int, port: int, directory: Path) -> str:
+    """Return a proxy's configuration from the admin guide, with this test's ports and certificate."""
+    block = guides_block(language).replace("127.0.0.1:8585", f"127.0.0.1:{gateway}").replace("/etc/ssl", str(directory))
     return block.replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl").replace(f"{HOST} {{", f"{HOST}:{port} {{")
 
 
@@ -154,9 +157,7 @@ class Public:
     def sign_in(self, token: str, **headers: str) -> tuple[int, str]:
         """Fill in the form; return the status of the answer at the end, and its text."""
         with self.open(FORM) as form:
-            field = re.search(r'name="_xsrf" value="([^"]+)"', form.read().decode())
-        assert field is not None
-        data = urlencode({"token": token, "_xsrf": field[1]}).encode()
+            data = urlencode({"token": token, "_xsrf": xsrf_of(form.read().decode())}).encode()
         with self.open(FORM, data, Origin=self.url, **headers) as answer:
             return answer.status, answer.read().decode()
 
@@ -165,14 +166,9 @@ class Public:
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Path]]:
     """Run a stack that is set up as the guide says, and write a certificate for the public name."""
     directory = tmp_path_factory.mktemp("proxy")
-    authority = trustme.CA()
-    issued = authority.issue_cert(HOST)
-    authority.cert_pem.write_to_path(str(directory / "ca.pem"))
-    issued.private_key_pem.write_to_path(str(directory / "gpu.key"))
-    (directory / "gpu.crt").write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    settings = re.search(r"^```python\n(c\.ServerApp\.local_hostnames .+?)^```$", GUIDE.read_text(), re.M | re.S)
-    assert settings is not None
-    with Stack(users=["ada"], capacity="1GiB", config=settings[1]) as stack:
+    issue(directory, HOST)
+    settings = guides_block("python", r"c\.ServerApp\.local_hostnames ")
+    with Stack(users=["ada"], capacity="1GiB", config=settings) as stack:
         yield stack, directory
 
 
@@ -186,7 +182,7 @@ def test_everything_passes_the_guides_proxy(
     stack, directory = proxied
     port, token, ca_file = free_port(), stack.token("ada"), str(directory / "ca.pem")
     url = f"https://{HOST}:{port}"
-    block = guides_block(language, stack.port, port, directory)
+    block = configuration(language, stack.port, port, directory)
     with real_proxy(name, block, port, directory), ConnectProxy({HOST: "127.0.0.1"}) as tunnel:
         browser = Public(url, ca_file, tunnel)
         forged = {"X-Real-IP": "192.0.2.1", "X-Forwarded-For": "192.0.2.1", "X-Scheme": "http"}

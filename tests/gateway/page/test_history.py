@@ -39,7 +39,8 @@ def test_devices_have_values_at_the_same_times() -> None:
     history.record(None, now=30.0)
     history.record(document(("cuda:1", 4)), now=40.0)
     kept = json.loads(history.to_json())
-    assert kept["end"] == 40.0
+    assert (kept["end"], kept["step_seconds"]) == (40.0, 10)
+    assert {device["capacity_bytes"] for device in kept["devices"]} == {100}
     assert [(device["name"], device["used_bytes"], device["utilisation"]) for device in kept["devices"]] == [
         ("cuda:0", [1, 2, None, None], [0.0, 0.0, None, None]),
         ("cuda:1", [None, 3, None, 4], [None, 0.0, None, 0.0]),
@@ -115,7 +116,6 @@ async def test_everybody_sees_who_ran_and_only_owners_and_admins_which_notebook(
 async def test_who_asks_for_many_leaves_others_theirs(stack: Stack) -> None:
     """While an executor is slow, one user's requests have a limit of their own."""
     grace, mary = stack.client("grace"), stack.client("mary")
-    assert stack.executor.process is not None
     executor = psutil.Process(stack.executor.process.pid)
     executor.suspend()
     try:

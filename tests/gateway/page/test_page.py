@@ -11,8 +11,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
-
 from sharedkernel.gateway.auth.identity import PageSessions
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.page.handlers import STATIC
@@ -21,10 +19,6 @@ from tests.gateway.conftest import Stack
 from tests.gateway.page.browser import FORM, Browser
 
 FIGURES = "/sharedkernel/page/figures"
-
-
-def cookie_of(browser: Browser) -> str:
-    return next(name for name in browser.cookies if name.startswith("sharedkernel-page-"))
 
 
 def take_back(stack: Stack, token: str) -> None:
@@ -92,7 +86,7 @@ async def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) ->
         assert (await browser.request("GET", f"/sharedkernel/page/hub{path}")).status == 404
     signed_in = await browser.sign_in(stack.token("ada"))
     assert (signed_in.status, signed_in.headers["Location"]) == (303, "/")
-    name = cookie_of(browser)
+    name = next(name for name in browser.cookies if name.startswith("sharedkernel-page-"))
     flags = browser.flags[name]
     assert (flags["httponly"], flags["samesite"], flags["path"], flags["secure"]) == (True, "Lax", "/", "")
     assert stack.token("ada") not in browser.cookies[name]
@@ -105,6 +99,9 @@ async def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) ->
     assert (front.headers["X-Content-Type-Options"], front.headers["Referrer-Policy"]) == ("nosniff", "same-origin")
     me = (await browser.request("GET", "/sharedkernel/page/me")).body
     assert (me["user"], me["admin"], me["auth"]) == ("ada", True, "token")
+    # A gateway of a checkout has no wheel: people need one, too.
+    assert (me["needs_checkout"], me["install_command"].startswith("pip install .\n")) == (True, True)
+    assert (await stack.client("ada").request("GET", "/sharedkernel/package/x.whl")).status == 404
     assert me["install_command"].endswith(f"\nsharedkernel install --gateway-url {stack.gateway_url} --user")
     old = dict(browser.cookies)
     assert (await browser.request("POST", "/sharedkernel/page/sign-out")).status == 204
@@ -171,23 +168,11 @@ async def test_a_page_session_is_for_the_page_alone(stack: Stack) -> None:
             document = await next_figures(reader)
 
 
-async def test_a_token_that_is_taken_back_ends_its_page_sessions(stack: Stack) -> None:
-    """A token made on the page is as good as the first, which stays good; removed, it opens nothing."""
-    browser, other = Browser(stack.gateway_url), Browser(stack.gateway_url)
-    await browser.sign_in(stack.token("linus"))
-    made = await browser.request("POST", "/sharedkernel/page/token")
-    token = made.body["token"]
-    assert (await Client(stack.gateway_url, token).request("GET", "/sharedkernel/api/status")).status == 200
-    assert (await other.sign_in(token)).status == 303
-    assert (await other.request("GET", "/sharedkernel/page/me")).status == 200
-    take_back(stack, token)
-    assert (await other.request("GET", "/sharedkernel/page/me")).status == 401
-    assert (await browser.request("GET", "/sharedkernel/page/me")).status == 200
+async def test_the_form_says_why_one_is_signed_out(stack: Stack) -> None:
+    """To who was signed in: a token that was taken back, many newer sign-ins; to others nothing.
 
-
-@pytest.mark.heavy
-def test_the_form_says_why_one_is_signed_out(stack: Stack) -> None:
-    """To who was signed in: a token that was taken back, many newer sign-ins, a restart; to others nothing."""
+    A token made on the page is as good as the first, which stays good; removed, it opens nothing.
+    """
 
     async def why(browser: Browser) -> str:
         """Return what the form says, which has to be one sentence or two, in one line."""
@@ -197,30 +182,23 @@ def test_the_form_says_why_one_is_signed_out(stack: Stack) -> None:
         )
         return "" if found is None else found[1]
 
-    async def before() -> Browser:
-        assert await why(Browser(stack.gateway_url)) == ""
-        browser, other = Browser(stack.gateway_url), Browser(stack.gateway_url)
-        await browser.sign_in(stack.token("linus"))
-        token = (await browser.request("POST", "/sharedkernel/page/token")).body["token"]
-        await other.sign_in(token)
-        take_back(stack, token)
-        assert await why(other) == "You were signed out: your token was taken back. Ask your admin for another."
-        for _ in range(20):
-            last = Browser(stack.gateway_url)
-            await last.sign_in(stack.token("linus"))
-        assert (await why(browser)).startswith("Your sign-in has ended, as it does after 12 hours without use, after 7")
-        return last
-
-    async def after(browser: Browser) -> None:
-        assert await why(browser) == "The gateway was restarted after you signed in. Sign in again; sessions go on."
-        assert (await browser.sign_in(stack.token("linus"))).status == 303
-        assert (await browser.request("POST", "/sharedkernel/page/sign-out")).status == 204
-        assert await why(browser) == ""
-
-    browser = asyncio.run(before())
-    stack.gateway.stop()
-    stack.restart_gateway()
-    asyncio.run(after(browser))
+    assert await why(Browser(stack.gateway_url)) == ""
+    browser, other = Browser(stack.gateway_url), Browser(stack.gateway_url)
+    await browser.sign_in(stack.token("linus"))
+    token = (await browser.request("POST", "/sharedkernel/page/token")).body["token"]
+    assert (await Client(stack.gateway_url, token).request("GET", "/sharedkernel/api/status")).status == 200
+    assert (await other.sign_in(token)).status == 303
+    assert (await other.request("GET", "/sharedkernel/page/me")).status == 200
+    take_back(stack, token)
+    assert (await other.request("GET", "/sharedkernel/page/me")).status == 401
+    assert await why(other) == "You were signed out: your token was taken back. Ask your admin for another."
+    assert (await browser.request("GET", "/sharedkernel/page/me")).status == 200
+    for _ in range(20):
+        last = Browser(stack.gateway_url)
+        await last.sign_in(stack.token("linus"))
+    assert (await why(browser)).startswith("Your sign-in has ended, as it does after 12 hours without use, after 7")
+    assert (await last.request("POST", "/sharedkernel/page/sign-out")).status == 204
+    assert await why(last) == ""
 
 
 async def test_nobody_can_make_tokens_without_end(stack: Stack) -> None:
@@ -232,18 +210,6 @@ async def test_nobody_can_make_tokens_without_end(stack: Stack) -> None:
         take_back(stack, answer.body["token"])
     assert answers[-1].status == 403
     assert "linus has 20 tokens" in answers[-1].body["message"]
-
-
-async def test_the_last_hour_is_kept(stack: Stack) -> None:
-    """In steps of ten seconds, for the device that there is."""
-    mary = stack.client("mary")
-    async with asyncio.timeout(PATIENCE):  # the gateway has just been started
-        while not (answer := await mary.request("GET", "/sharedkernel/api/history")).body["devices"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    (device,) = answer.body["devices"]
-    assert answer.body["step_seconds"] == 10
-    assert device["capacity_bytes"] == 2 << 30
-    assert len(device["used_bytes"]) == len(device["utilisation"]) > 0
 
 
 def test_page_sessions_are_bounded() -> None:

@@ -19,23 +19,14 @@ from tests.client.relay.support import TIMEOUT, wait_until
 from tests.gateway.conftest import Stack
 
 
-async def test_a_gateway_of_a_checkout_has_no_wheel_and_says_that_people_need_one(stack: Stack) -> None:
-    """They are told to run pip there."""
-    ada = stack.client("ada")
-    me = (await ada.request("GET", "/sharedkernel/page/me")).body
-    assert me["needs_checkout"] is True
-    assert me["install_command"].startswith("pip install .\n")
-    assert (await ada.request("GET", "/sharedkernel/package/x.whl")).status == 404
-
-
-def _install(site: Path, record: list[str], **files: str) -> metadata.Distribution:
-    info = site / "demo-1.0.dist-info"
+def _install(site: Path, record: list[str], project: str = "demo", **files: str) -> metadata.Distribution:
+    info = site / f"{project.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "WHEEL").write_text("Wheel-Version: 1.0\n")
-    (info / "METADATA").write_text("Name: demo\nVersion: 1.0\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project}\nVersion: 1.0\n")
     for name, text in files.items():
         (info / name).write_text(text)
-    rows = [*record, "demo-1.0.dist-info/WHEEL", "demo-1.0.dist-info/METADATA", "demo-1.0.dist-info/RECORD"]
+    rows = [*record, *(f"{info.name}/{name}" for name in ("WHEEL", "METADATA", "RECORD"))]
     (info / "RECORD").write_text("".join(f"{row},,\n" for row in rows))
     return metadata.Distribution.at(info)
 
@@ -49,12 +40,8 @@ def test_a_wheel_has_what_its_installation_had(tmp_path: Path) -> None:
         (site / name).resolve().write_text(placed[name])
     wheel = pack(_install(site, [*placed, "../../../bin/demo", "demo-1.0.dist-info/INSTALLER"]))
     archive = zipfile.ZipFile(io.BytesIO(wheel.content))
-    names = {
-        "demo.py",
-        "demo-1.0.data/data/share/demo.txt",
-        *(f"demo-1.0.dist-info/{n}" for n in ("WHEEL", "METADATA")),
-    }
-    assert set(archive.namelist()) == {*names, "demo-1.0.dist-info/RECORD"}
+    names = {f"demo-1.0.dist-info/{name}" for name in ("WHEEL", "METADATA", "RECORD")}
+    assert set(archive.namelist()) == names | {"demo.py", "demo-1.0.data/data/share/demo.txt"}
     record = list(csv.reader(io.StringIO(archive.read("demo-1.0.dist-info/RECORD").decode())))
     assert {row[0] for row in record} == set(archive.namelist())
     assert wheel.name == "demo-1.0-py3-none-any.whl"
@@ -75,16 +62,12 @@ def test_who_asks_for_the_wheel_and_reads_nothing_has_little_and_is_hung_up_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is anybody else slower for it."""
-    info = tmp_path / "jupyter_sharedkernel-99.0.dist-info"
-    info.mkdir()
-    (info / "WHEEL").write_text("Wheel-Version: 1.0\n")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: jupyter-sharedkernel\nVersion: 99.0\n")
+    _install(tmp_path, ["random.bin"], "jupyter-sharedkernel")
     (tmp_path / "random.bin").write_bytes(os.urandom(16 << 20))
-    (info / "RECORD").write_text(f"random.bin,,\n{info.name}/WHEEL,,\n{info.name}/METADATA,,\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(":")]))
-    config = "c.SharedKernelGateway.request_patience = 3"
+    config = "c.SharedKernelGateway.request_patience = 2"
     with Stack(users=["ada"], capacity="1GiB", config=config) as stack:
-        address = f"{stack.gateway_url}/sharedkernel/package/jupyter_sharedkernel-99.0-py3-none-any.whl"
+        address = f"{stack.gateway_url}/sharedkernel/package/jupyter_sharedkernel-1.0-py3-none-any.whl"
 
         def whole() -> int:
             with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
@@ -92,15 +75,12 @@ def test_who_asks_for_the_wheel_and_reads_nothing_has_little_and_is_hung_up_on(
 
         length = whole()
         assert length > 16 << 20
-        assert stack.gateway.process is not None
         gateway = psutil.Process(stack.gateway.process.pid)
         before, sockets = gateway.memory_info().rss, len(gateway.net_connections("tcp"))
         request = f"GET {address.removeprefix(stack.gateway_url)} HTTP/1.1\r\nHost: 127.0.0.1:{stack.port}\r\n\r\n"
-        readers = []
-        for _ in range(100):
-            reader = socket.create_connection(("127.0.0.1", stack.port))
+        readers = [socket.create_connection(("127.0.0.1", stack.port)) for _ in range(100)]
+        for reader in readers:
             reader.sendall(request.encode())
-            readers.append(reader)
         wait_until(lambda: len(gateway.net_connections("tcp")) > sockets + 90)
         assert whole() == length
         assert gateway.memory_info().rss < before + (100 << 20)  # of 1.6 GB that were asked for
