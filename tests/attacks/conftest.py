@@ -19,7 +19,7 @@ import pytest
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.protocol import SessionRecord
-from tests.fuzz.conftest import attached
+from tests.fuzz.conftest import execute
 from tests.gateway.client import Client
 from tests.warm_stack import WarmStack
 
@@ -44,8 +44,7 @@ class Scene:
 
     async def grace_still_works(self) -> None:
         """Run a cell of grace's on what her notebook remembers."""
-        async with attached(self.grace, self.kernel) as channels:
-            assert (await channels.run("int(secret.sum())"))["text"] == "6"
+        assert await execute(self.grace, self.kernel, "int(secret.sum())") == "6"
 
 
 @pytest.fixture(scope="package")
@@ -56,8 +55,7 @@ def scene() -> Iterator[Scene]:
 
         async def prepare() -> str:
             kernel = await grace.start(KERNEL_NOTEBOOK="private/plan.ipynb", KERNEL_CLIENT_KEY="graces-place")
-            async with attached(grace, kernel) as channels:
-                await channels.run("import torch; secret = torch.arange(4)")
+            await execute(grace, kernel, "import torch; secret = torch.arange(4)")
             return kernel
 
         scene = Scene(stack, grace, mallory, asyncio.run(prepare()))

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.attacks.conftest import Scene
 from tests.executor.harness import until
-from tests.fuzz.conftest import attached
+from tests.fuzz.conftest import attached, execute
 from tests.gateway.client import PATIENCE, Channels, Client
-from tests.warm_stack import WarmStack
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
@@ -128,39 +126,17 @@ _FLOODS = {
     """,
     "children": """
     children = []
-    while lasts():
+    while lasts() or children:
         try:
             children.append(subprocess.Popen(["sleep", "1000"]))
         except OSError:
             pass
-        if len(children) > 200:
-            while children:
-                child = children.pop()
-                child.kill()
-                child.wait()
-    for child in children:
-        child.kill()
-        child.wait()
+        while children and not (lasts() and len(children) <= 200):
+            child = children.pop()
+            child.kill()
+            child.wait()
     """,
 }
-
-
-@dataclass(frozen=True)
-class Street:
-    """A stack and the neighbour's session."""
-
-    stack: WarmStack
-    grace: Client
-    kernel: str
-
-    def services(self) -> dict[str, psutil.Process]:
-        """Return gateway and executor."""
-        found = {}
-        for name in ("gateway", "executor"):
-            process = getattr(self.stack, name).process
-            assert process is not None
-            found[name] = psutil.Process(process.pid)
-        return found
 
 
 async def _work(client: Client, kernel: str, num_cells: int = _CELLS) -> None:
@@ -173,19 +149,16 @@ async def _work(client: Client, kernel: str, num_cells: int = _CELLS) -> None:
 
 
 @pytest.fixture(scope="module")
-def street() -> Iterator[Street]:
-    """Start the stack, and the neighbour's session."""
-    with WarmStack(users=["admin", "grace", "mallory"], capacity="1GiB") as stack:
-        grace = Client(stack.gateway_url, stack.token("grace"))
+def neighbours(scene: Scene) -> str:
+    """Return the session of the neighbour who works."""
 
-        async def prepare() -> str:
-            kernel = await grace.start()
-            async with attached(grace, kernel) as channels:
-                await channels.run("import torch; count = torch.zeros(1)")
-            await _work(grace, kernel, 3)
-            return kernel
+    async def prepare() -> str:
+        kernel = await scene.grace.start()
+        await execute(scene.grace, kernel, "import torch; count = torch.zeros(1)")
+        await _work(scene.grace, kernel, 3)
+        return kernel
 
-        yield Street(stack, grace, asyncio.run(prepare()))
+    return asyncio.run(prepare())
 
 
 async def _drain(channels: Channels) -> None:
@@ -196,34 +169,34 @@ async def _drain(channels: Channels) -> None:
 
 
 @pytest.mark.parametrize("flood", _FLOODS)
-async def test_a_flood_keeps_the_neighbour_from_nothing(street: Street, tmp_path: Path, flood: str) -> None:
+async def test_a_flood_keeps_the_neighbour_from_nothing(
+    scene: Scene, neighbours: str, tmp_path: Path, flood: str
+) -> None:
     """Her cells all come back, services stay below a bound, and the greedy session can be ended afterwards."""
-    switch = tmp_path / "flooding"
-
+    services = {name: psutil.Process(getattr(scene.stack, name).process.pid) for name in ("gateway", "executor")}
+    largest = dict.fromkeys(services, 0)
+    began, switch = tmp_path / "began", tmp_path / "flooding"
+    code = f"{_PRELUDE}\nPath({str(began)!r}).touch()\nif True:{_FLOODS[flood]}"
+    code = code.replace("SWITCH", f"Path({str(switch)!r})")
     try:
-        mallory = Client(street.stack.gateway_url, street.stack.token("mallory"))
-        kernel = await mallory.start()
-        began = tmp_path / "began"
-        code = f"{_PRELUDE.replace('SWITCH', f'Path({str(switch)!r})')}\nPath({str(began)!r}).touch()\nif True:"
-        code += _FLOODS[flood].replace("SWITCH", f"Path({str(switch)!r})")
+        kernel = await scene.mallory.start()
         switch.touch()
-        largest = dict.fromkeys(street.services(), 0)
-        async with mallory.attach(kernel) as channels:
+        async with scene.mallory.attach(kernel) as channels:
             await channels.send("execute_request", {"code": code, "silent": False, "allow_stdin": True})
             reading = asyncio.create_task(_drain(channels))
             await until(lambda: asyncio.to_thread(began.exists), "the flood has begun")
-            working = asyncio.create_task(_work(street.grace, street.kernel))
+            working = asyncio.create_task(_work(scene.grace, neighbours))
             while not working.done():
-                for name, process in street.services().items():
-                    memory = await asyncio.to_thread(process.memory_full_info)
+                for name, service in services.items():
+                    memory = await asyncio.to_thread(service.memory_full_info)
                     largest[name] = max(largest[name], memory.pss)
                 await asyncio.wait([working], timeout=0.2)
             switch.unlink()
             await working
         async with asyncio.timeout(PATIENCE):
             await reading  # until it is closed at both ends
-            await mallory.request("DELETE", f"/api/kernels/{kernel}?linger=0")
-            await _work(street.grace, street.kernel, 3)
+            await scene.mallory.request("DELETE", f"/api/kernels/{kernel}?linger=0")
+            await _work(scene.grace, neighbours, 3)
         assert max(largest.values()) < _MOST_MEMORY, largest
     finally:
         switch.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 
@@ -26,6 +25,14 @@ async def attached(client: Client, kernel: str, *, legacy: bool = False) -> Asyn
             pass
 
 
+async def execute(client: Client, kernel: str, code: str) -> str:
+    """Run a cell, and return what it printed, once the websocket is closed: the loop may end next."""
+    async with attached(client, kernel) as channels:
+        reply = await channels.run(code)
+    assert reply["status"] == "ok", reply
+    return str(reply["text"]).strip()
+
+
 class Neighbour:
     """Grace, whose notebook must not notice anything."""
 
@@ -40,10 +47,8 @@ class Neighbour:
 
     async def work(self) -> None:
         """Run that cell."""
-        async with attached(self._client, self._kernel) as channels:
-            reply: dict[str, Any] = await channels.run(_CELL)
         self._count += 1
-        assert (reply["status"], reply["text"]) == ("ok", f"{self._count}\n")
+        assert await execute(self._client, self._kernel, _CELL) == f"{self._count}"
 
 
 @pytest.fixture(scope="package")

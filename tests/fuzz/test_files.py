@@ -27,16 +27,7 @@ _amounts = json_values | st.sampled_from(["25%", "8GiB", "-1", "1e400%", "10m", 
 _keys = st.sampled_from(["memory", "share", "sessions", "priority", "offload_after", "cull_after", "linger"])
 _entries = st.dictionaries(_keys | texts, _amounts, max_size=4)
 _by_name = st.dictionaries(texts, _entries, max_size=3)
-_quotas = (
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "default": _entries,
-            **dict.fromkeys(("groups", "users"), st.dictionaries(texts, _entries, max_size=3)),
-        },
-    )
-    | json_values
-)
+_quotas = st.fixed_dictionaries({}, optional={"default": _entries, "groups": _by_name, "users": _by_name}) | json_values
 _good = st.just(b"c = get_config()\nc.SharedKernelGateway.quotas = {'default': {'memory': '25%'}}\n")
 
 
