@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +60,10 @@ class FileStack(LocalStack):
         lock_folder = str(self.runtime_directory / "u")
         found = []
         for process in psutil.process_iter():
-            try:
-                if process.name() == "sk-files" and any(
-                    os.readlink(entry).startswith(lock_folder) for entry in Path(f"/proc/{process.pid}/fd").iterdir()
-                ):
+            with suppress(OSError, psutil.Error):
+                files = Path(f"/proc/{process.pid}/fd").iterdir()
+                if process.name() == "sk-files" and any(os.readlink(file).startswith(lock_folder) for file in files):
                     found.append(process)
-            except (OSError, psutil.Error):
-                continue
         return found
 
 
