@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,15 @@ from sharedkernel.local_stack import free_port
 from sharedkernel.services import Service
 from tests.cli.support import COMMAND, PATIENCE
 from tests.cluster.machines import NETWORK, Machine, Namespaces, bridge
+from tests.fuzz.conftest import execute
 from tests.gateway.client import Client
+from tests.gateway.hosts.conftest import answers
 
+#: marks of what needs Ray
+NEEDS_RAY = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
+]
 USERS = ("ada", "grace")
 #: what a raylet takes on a busy machine
 RAY_PATIENCE = 4 * PATIENCE
@@ -78,7 +85,7 @@ class RayCluster:
             ["gateway", "--front", "--runtime-dir", str(directory / "front"), "--config", front,
              "--cluster-key", str(self.secret)],
             log_path=directory / "front.log",
-            is_ready=partial(_answers, f"http://{front_address}:{self.ports['front']}/healthz"),
+            is_ready=partial(answers, f"http://{front_address}:{self.ports['front']}/healthz"),
             scratch=directory,
         )  # fmt: skip
 
@@ -185,16 +192,7 @@ class RayCluster:
         return asyncio.run(start())
 
     def run_cell(self, kernel: str, code: str) -> str:
-        async def run() -> str:
-            async with self.client().attach(kernel) as channels:
-                reply = await channels.run(code)
-                channels.socket.close()
-                while await channels.receive() is not None:
-                    pass
-            assert reply["status"] == "ok", reply
-            return str(reply["text"]).strip()
-
-        return asyncio.run(run())
+        return asyncio.run(execute(self.client(), kernel, code))
 
     def pid(self, machine: Machine, lock: str) -> int:
         """Return the process that holds a lock of a host's runtime directory, by its number on that machine; 0: none.
@@ -222,12 +220,15 @@ def kill(process: psutil.Process, signum: int = signal.SIGKILL) -> None:
         return
 
 
-def _answers(url: str) -> bool:
+@contextlib.contextmanager
+def served(cluster: RayCluster) -> Iterator[RayCluster]:
+    """Run its front; everything ends afterwards."""
     try:
-        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+        cluster.front.start()
+        cluster.front.wait_until_ready()
+        yield cluster
+    finally:
+        cluster.end()
 
 
 @contextlib.contextmanager
@@ -238,8 +239,4 @@ def three_machines(directory: Path) -> Iterator[RayCluster]:
         machines = [Namespaces(number, directory) for number in (1, 2, 3)]
         for machine in machines:
             exits.callback(machine.end)
-        cluster = RayCluster(directory, machines, f"{NETWORK}1")
-        exits.callback(cluster.end)
-        cluster.front.start()
-        cluster.front.wait_until_ready()
-        yield cluster
+        yield exits.enter_context(served(RayCluster(directory, machines, f"{NETWORK}1")))

@@ -16,7 +16,8 @@ import yaml
 
 from sharedkernel.gateway.auth.tickets import host_prefix
 from tests.cli.support import wait_until
-from tests.cluster.machines import NETWORK, Namespaces, bridge, can_make_machines, words_of
+from tests.cluster.machines import Namespaces, bridge, print_logs
+from tests.fuzz.conftest import execute
 from tests.gateway.client import Client
 
 FILE = Path(__file__).parents[2] / "packaging" / "cluster" / "compose.yaml"
@@ -27,8 +28,6 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def machines() -> Iterator[dict[str, Namespaces]]:
-    if not can_make_machines():
-        pytest.skip("no network and process namespaces can be made here")
     with ExitStack() as exits:
         directory = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="skd-")))
         volume, names = directory / "volume", directory / "hosts"
@@ -46,8 +45,7 @@ def machines() -> Iterator[dict[str, Namespaces]]:
             ):
                 assert machine.run("mount", *mounted).returncode == 0
         yield found
-        for log in sorted(directory.glob("*.log")):
-            sys.stdout.write(f"--- {log}\n{words_of(log)}\n")
+        print_logs(directory)
 
 
 def words(service: dict[str, Any]) -> list[str]:
@@ -82,11 +80,6 @@ def test_a_front_and_three_hosts(machines: dict[str, Namespaces]) -> None:
         client = Client(url, token)
         kernels = [await client.start() for _ in HOSTS]
         assert {kernel[:8] for kernel in kernels} == set(map(host_prefix, HOSTS))
-        async with client.attach(kernels[0]) as channels:
-            assert (await channels.run("import torch; int(torch.ones(3).sum())"))["text"] == "3"
-            channels.socket.close()
-            while await channels.receive() is not None:
-                pass
+        assert await execute(client, kernels[0], "import torch; int(torch.ones(3).sum())") == "3"
 
     asyncio.run(use())
-    assert NETWORK in url

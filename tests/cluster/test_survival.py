@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -13,21 +12,11 @@ import pytest
 from sharedkernel.gateway.auth.tickets import host_key, read_key
 from sharedkernel.system.lock_file import EXECUTOR_LOCK, GATEWAY_LOCK, HOST_LOCK
 from tests.cli.support import COMMAND, wait_until
-from tests.cluster.ray_cluster import COUNTER, RAY_PATIENCE, RayCluster, kill
+from tests.cluster.ray_cluster import COUNTER, NEEDS_RAY, RAY_PATIENCE, RayCluster, kill
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-]
+pytestmark = [*NEEDS_RAY, pytest.mark.timeout(1500)]
 
 
-@pytest.fixture
-def cluster(three_machines: RayCluster) -> RayCluster:
-    return three_machines
-
-
-SERVICES = (HOST_LOCK, EXECUTOR_LOCK, f"host-1/{EXECUTOR_LOCK}", GATEWAY_LOCK)
 SUBREAPER = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
 
 
@@ -54,7 +43,9 @@ class Counter:
 
 
 def pids(cluster: RayCluster) -> list[int]:
-    return [cluster.pid(cluster.machines[1], lock) for lock in SERVICES]
+    """Return the processes of the services of h2."""
+    services = (HOST_LOCK, EXECUTOR_LOCK, f"host-1/{EXECUTOR_LOCK}", GATEWAY_LOCK)
+    return [cluster.pid(cluster.machines[1], lock) for lock in services]
 
 
 def wait_for_agent(cluster: RayCluster, done: Callable[[dict[str, object]], object], what: str) -> None:

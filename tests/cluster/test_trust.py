@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -11,18 +10,14 @@ import pytest
 from sharedkernel.executor.isolation.accounts import closed_ancestor
 from tests.cli.support import wait_until
 from tests.cluster.machines import Machine
-from tests.cluster.ray_cluster import RayCluster
+from tests.cluster.ray_cluster import NEEDS_RAY, RayCluster
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-]
+pytestmark = [*NEEDS_RAY, pytest.mark.timeout(900)]
 
 
-def test_a_cluster_that_is_open_to_strangers_is_refused(three_machines: RayCluster) -> None:
+def test_a_cluster_that_is_open_to_strangers_is_refused(cluster: RayCluster) -> None:
     """Although this side has a token; said aloud where it is done all the same. So is a node that lends its GPUs."""
-    cluster, (head, h2, h3) = three_machines, three_machines.machines
+    head, h2, h3 = cluster.machines
     open_to_all = {"RAY_AUTH_MODE": "disabled"}
     for machine in (head, h2, h3):
         machine.environment |= open_to_all
@@ -42,9 +37,8 @@ def test_a_cluster_that_is_open_to_strangers_is_refused(three_machines: RayClust
     assert set(cluster.hosts()) == {"h1"}
 
 
-def test_a_session_reaches_nothing_of_ray(three_machines: RayCluster) -> None:
+def test_a_session_reaches_nothing_of_ray(cluster: RayCluster) -> None:
     """Under an account of its user's own: neither the token, nor the host's key, nor the cluster."""
-    cluster = three_machines
     cluster.directory.chmod(0o755)
     show_this_python(cluster.head)
     cluster.start_ray(cluster.head)
