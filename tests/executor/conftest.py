@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.executor.harness import Executor, ExecutorProcess
+from tests.executor.harness import ExecutorProcess
 from tests.executor.isolation import ApartExecutor
 from tests.warm import take_place
 
@@ -35,13 +34,8 @@ def process(shared_process: ExecutorProcess) -> ExecutorProcess:
 def apart() -> Iterator[ApartExecutor]:
     """Yield an executor that keeps users apart, and that answers; only root can start one."""
     process = ApartExecutor()
-
-    async def reach() -> None:
-        async with Executor(process):
-            pass
-
     try:
-        asyncio.run(reach())
+        process.wait()
         yield process
     finally:
         process.close()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +37,8 @@ SECRET = "a-secret-of-the-executor"
 PATIENCE = 60.0
 #: option with which an executor that is told to end does so with its sessions
 _END = "--end-sessions-on-exit"
+#: a rush of tests is no demand: each executor would fork a dozen sessions that nobody takes
+ONE_SPARE = "--ExecutorApp.spares_in_demand=1"
 
 
 async def until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE) -> Any:
@@ -107,11 +109,7 @@ class Notebook:
 
     async def shows(self, text: str) -> None:
         """Return once the cell that runs has displayed *text*, among others: it may have waited for more than that."""
-
-        async def is_shown() -> bool:
-            return any(text in shown for shown in self.shown)
-
-        await until(is_shown, f"{text} is displayed")
+        await until(lambda: any(text in shown for shown in self.shown), f"{text} is displayed")
 
     def close(self) -> None:
         """Let go of the kernel."""
@@ -149,8 +147,8 @@ class ExecutorProcess:
         device = () if "--device" in self.options else ("--device", "host")
         # where others use its warm parent, that stays
         end = () if self._place is not None or _END in self.options else (_END,)
-        # an old version knows no such option
-        state = () if self.package is not None else ("--state-dir", str(self.runtime_directory))
+        # an old version knows no such options
+        state = () if self.package is not None else ("--state-dir", str(self.runtime_directory), ONE_SPARE)
         return [
             sys.executable, "-m", "sharedkernel", "executor", "--capacity", self._capacity,
             "--runtime-dir", str(self.runtime_directory), *state, *device, *end, *self.options,
@@ -169,6 +167,15 @@ class ExecutorProcess:
                 self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=self.package
             )
 
+    def wait(self) -> None:
+        """Return once it answers."""
+
+        async def reach() -> None:
+            async with Executor(self):
+                pass
+
+        asyncio.run(reach())
+
     def kill(self) -> None:
         """End it as a crash would."""
         self.process.kill()
@@ -184,12 +191,8 @@ class ExecutorProcess:
         if self.process.poll() is not None:
             self.start()  # a test killed it: its sessions still have to go
 
-        async def reach() -> None:
-            async with Executor(self):
-                pass
-
         try:
-            asyncio.run(reach())
+            self.wait()
             self.process.terminate()
             self.process.wait(PATIENCE)
         finally:
@@ -231,9 +234,12 @@ class Executor:
             print(self.process.log())  # noqa: T201 (shown beside the failed test)
         for notebook in self._notebooks:
             notebook.close()
-            with contextlib.suppress(SharedKernelError):
-                await self.client.end_session(notebook.session)
+        await asyncio.gather(*(self._end(notebook) for notebook in self._notebooks))
         await self.client.close()
+
+    async def _end(self, notebook: Notebook) -> None:
+        with contextlib.suppress(SharedKernelError):
+            await self.client.end_session(notebook.session)
 
     async def connect(self) -> None:
         """Connect as soon as the process answers."""
@@ -249,11 +255,18 @@ class Executor:
 
         await until(reached, "the executor answers")
 
-    async def replace(self) -> None:
-        """Kill the process, and start and reach another on the same directory."""
+    @contextlib.asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """Kill the process, and afterwards start and reach another on the same directory."""
         await asyncio.to_thread(self.process.kill)
+        yield
         await asyncio.to_thread(self.process.start)
         await self.connect()
+
+    async def replace(self) -> None:
+        """Have another process take this one's place."""
+        async with self.away():
+            pass
 
     async def notebook(self, user: str = "ada", session: str | None = None, **options: Any) -> Notebook:
         """Start a session and connect to it."""
@@ -262,6 +275,10 @@ class Executor:
         self._notebooks.append(notebook)
         await wait_until_ready(notebook.client, PATIENCE)
         return notebook
+
+    async def notebooks(self, *users: str, **options: Any) -> list[Notebook]:
+        """Start a session for each of *users*, all at once, and connect to them."""
+        return await asyncio.gather(*(self.notebook(user, **options) for user in users))
 
     async def session(self, notebook: Notebook) -> dict[str, Any]:
         """Return what status says of a notebook's session, with all that it said before its cell's reply.
@@ -283,11 +300,12 @@ class Executor:
 
         return await until(look, what, timeout)
 
-    async def until_ended(self, notebook: Notebook, what: str) -> None:
-        """Return once a notebook's session is in no list of sessions any more."""
+    async def until_ended(self, ended: Notebook | str, what: str) -> None:
+        """Return once a session, or a notebook's, is in no list of sessions any more."""
+        session = ended if isinstance(ended, str) else ended.session
 
         async def is_gone() -> bool:
-            return notebook.session not in {record.session for record in await self.client.sessions()}
+            return session not in {record.session for record in await self.client.sessions()}
 
         await until(is_gone, what)
 
