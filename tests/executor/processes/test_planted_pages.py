@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.ipc.shared_page import Page
-from tests.executor.conftest import StartExecutor
-from tests.executor.harness import Executor
+from tests.executor.harness import Executor, ExecutorProcess
 
 #: puts an unsealed file of the page's name and contents in its place
 _PLANT = """if True:
@@ -27,10 +26,8 @@ _PLANT = """if True:
 """
 
 
-async def test_an_executor_maps_no_page_that_a_session_could_cut_off(start_executor: StartExecutor) -> None:
+async def test_an_executor_maps_no_page_that_a_session_could_cut_off(process: ExecutorProcess) -> None:
     """Nor when it looks for the page of a session that is there already: it is adopted with its own."""
-    process = start_executor()
-
     async with Executor(process) as executor:
         notebook = await executor.notebook()
         assert (await notebook.run(_PLANT)).text.strip() != "0"

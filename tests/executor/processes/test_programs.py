@@ -7,16 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sharedkernel.executor.processes.process_tree import all_children, read_stat, tree
 from sharedkernel.executor.processes.programs import StoppedPrograms, resume_recorded, why_exempt
+from tests.cli.support import wait_until
 
-PATIENCE = 60.0
 _PTRACE_SEIZE, _PTRACE_DETACH = 0x4206, 17
 
 #: forks children that stay, up to 300 of them, as fast as it can
@@ -28,13 +26,6 @@ for _ in range(300):
         signal.pause()
 signal.pause()
 """
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 def state(pid: int) -> str:
@@ -57,20 +48,24 @@ def test_a_program_that_forks_meanwhile_is_stopped_as_a_whole(tmp_path: Path) ->
             caught = members()
             recorded = {int(line.split()[0]) for line in (tmp_path / "p").read_text().splitlines()}
             assert caught == recorded
-            until(lambda: all(state(pid) == "T" for pid in caught), "all of it is stopped")
+            wait_until(lambda: all(state(pid) == "T" for pid in caught), "all of it is stopped")
             assert members() == caught
             stopped.resume()
-            until(lambda: all(state(pid) != "T" for pid in caught), "all of it runs")
+            wait_until(lambda: all(state(pid) != "T" for pid in caught), "all of it runs")
             assert not (tmp_path / "p").exists()
         finally:
             os.killpg(program.pid, signal.SIGKILL)
 
 
-def test_what_others_have_stopped_stays_stopped(tmp_path: Path, sleepers: list[int]) -> None:
-    """Such as its user."""
+def test_what_cannot_be_recorded_or_others_have_stopped_is_left_alone(tmp_path: Path, sleepers: list[int]) -> None:
+    """Nobody could continue the one after a crash; the other's user has stopped it, and it stays so."""
     sleeper = sleepers[0]
+    stopped = StoppedPrograms(tmp_path / "missing" / "p")
+    with pytest.raises(OSError, match="No such file"):
+        stopped.stop(lambda: [sleeper], os.getuid())
+    assert state(sleeper) != "T"
     os.kill(sleeper, signal.SIGSTOP)
-    until(lambda: state(sleeper) == "T", "it is stopped")
+    wait_until(lambda: state(sleeper) == "T", "it is stopped")
     stopped = StoppedPrograms(tmp_path / "p")
     stopped.stop(lambda: [sleeper], os.getuid())
     assert not stopped.any
@@ -90,22 +85,13 @@ def test_a_traced_process_is_left_alone(tmp_path: Path, sleepers: list[int]) -> 
     assert not stopped.any
 
 
-def test_what_cannot_be_recorded_is_not_stopped(tmp_path: Path, sleepers: list[int]) -> None:
-    """Nobody could continue it after a crash."""
-    sleeper = sleepers[0]
-    stopped = StoppedPrograms(tmp_path / "missing" / "p")
-    with pytest.raises(OSError, match="No such file"):
-        stopped.stop(lambda: [sleeper], os.getuid())
-    assert state(sleeper) != "T"
-
-
 def test_only_what_is_recorded_is_continued(tmp_path: Path, sleepers: list[int]) -> None:
     """A later process with the same id is another one."""
     sleeper = sleepers[0]
     stat = read_stat(sleeper)
     assert stat is not None
     os.kill(sleeper, signal.SIGSTOP)
-    until(lambda: state(sleeper) == "T", "it is stopped")
+    wait_until(lambda: state(sleeper) == "T", "it is stopped")
     (tmp_path / "p").write_text(f"{sleeper} {stat.started + 1}\n")
     (tmp_path / "q").write_text("what is this\n")
     resume_recorded(tmp_path)
@@ -113,5 +99,5 @@ def test_only_what_is_recorded_is_continued(tmp_path: Path, sleepers: list[int])
     assert state(sleeper) == "T"
     (tmp_path / "p").write_text(f"{sleeper} {stat.started}\n")
     resume_recorded(tmp_path)
-    until(lambda: state(sleeper) != "T", "it runs")
+    wait_until(lambda: state(sleeper) != "T", "it runs")
     resume_recorded(tmp_path / "missing")

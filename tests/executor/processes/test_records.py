@@ -2,57 +2,52 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.processes.process import start_time
 from sharedkernel.executor.processes.records import SessionRecords, find_page, read_record
 from sharedkernel.executor.supervision.environments import check_left
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import RECORDS_DIRECTORY
 from tests.executor.devices.support import make_process, no_file_opens
+from tests.executor.harness import until
 from tests.small_disk import fill
 
 
-def test_that_nobody_can_look_does_not_mean_that_nobody_is_there(tmp_path: Path) -> None:
+@pytest.fixture
+def records(tmp_path: Path) -> SessionRecords:
+    """Return those of a runtime directory."""
+    records = SessionRecords(tmp_path / RECORDS_DIRECTORY)
+    records.open()
+    return records
+
+
+def test_that_nobody_can_look_does_not_mean_that_nobody_is_there(tmp_path: Path, records: SessionRecords) -> None:
     """Without a free descriptor it is not known whether there are sessions, and nothing is taken over."""
-    folder = tmp_path / RECORDS_DIRECTORY
-    folder.mkdir()
-    (folder / "torn").write_bytes(b"torn")
-    assert not any(SessionRecords(folder).living())
     with no_file_opens():
         with pytest.raises(OSError, match="Too many open files"):
-            any(SessionRecords(folder).living())
+            any(records.living())
         with pytest.raises(ConfigError, match=r"cannot see which sessions .* \(Too many open files\)"):
             check_left(tmp_path)
     check_left(tmp_path)
 
 
-async def test_a_session_that_names_no_build_id_is_of_another_version(tmp_path: Path) -> None:
+async def test_a_session_that_names_no_build_id_is_of_another_version(tmp_path: Path, records: SessionRecords) -> None:
     """An executor that finds it says what to do, and takes nothing over."""
-    process = make_process(pid=os.getpid())
-    process.started = start_time(process.pid)
-    records = SessionRecords(tmp_path / RECORDS_DIRECTORY)
-    records.open()
-    records.write(process.kept())
+    records.write(make_process(pid=os.getpid()).kept())
     with pytest.raises(ConfigError, match="run on sharedkernel of another control protocol, which"):
         check_left(tmp_path)
 
 
-async def test_records_stay_while_no_file_can_be_opened(tmp_path: Path) -> None:
+async def test_records_stay_while_no_file_can_be_opened(records: SessionRecords) -> None:
     """An executor that starts without a free descriptor would lose all sessions."""
-    records = SessionRecords(tmp_path / "records")
-    records.open()
     processes = [make_process(name, pid=os.getpid()) for name in ("0123456789ab", "0123456789ac")]
     pages = [Page.create(f"sharedkernel-{process.process}") for process in processes]  # as sessions have them open
     for process in processes:
-        process.started = start_time(process.pid)
         records.write(process.kept())
     looking = records.living()
     first = next(looking)
@@ -94,11 +89,9 @@ async def test_a_record_says_on_a_full_disk_whose_client_a_session_is_now(small_
     assert [found.name for found in path.parent.iterdir()] == ["p"]
 
 
-async def test_a_torn_record_is_as_it_was_before(tmp_path: Path) -> None:
+async def test_a_torn_record_is_as_it_was_before(tmp_path: Path, records: SessionRecords) -> None:
     """An executor that is killed while it writes leaves the one slot or the other, wherever it was cut off."""
-    records = SessionRecords(tmp_path / "records")
-    records.open()
-    path = tmp_path / "records" / "p"
+    path = tmp_path / RECORDS_DIRECTORY / "p"
     process = make_process(pid=os.getpid())
     states = []
     for client_key in ("zeroth", "first", "second"):
@@ -114,25 +107,18 @@ async def test_a_torn_record_is_as_it_was_before(tmp_path: Path) -> None:
     assert read_record(path).client_key == "second"
 
 
-def test_sessions_are_there_while_a_process_with_a_record_lives(tmp_path: Path) -> None:
+async def test_sessions_are_there_while_a_process_with_a_record_lives(
+    tmp_path: Path, records: SessionRecords, sleepers: list[int]
+) -> None:
     """A folder with a torn record has none, nor has one with that of another process of the same number."""
-    folder = tmp_path / "records"
-    records = SessionRecords(folder)
-    records.open()
-    (folder / "torn").write_bytes(b"torn")
+    (tmp_path / RECORDS_DIRECTORY / "torn").write_bytes(b"torn")
     assert not any(records.living())
-
-    async def scenario(pid: int) -> None:
-        process = make_process(pid=pid)
-        process.started = start_time(pid) + 1
-        records.write(process.kept())
-        assert not any(records.living())
-        process.started -= 1
-        records.write(process.kept())
-        assert any(records.living())
-
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as living:
-        asyncio.run(scenario(living.pid))
-        living.kill()
-        living.wait()
-        assert not any(records.living())
+    process = make_process(pid=sleepers[0])
+    process.started += 1
+    records.write(process.kept())
+    assert not any(records.living())
+    process.started -= 1
+    records.write(process.kept())
+    assert any(records.living())
+    os.kill(process.pid, signal.SIGKILL)
+    await until(lambda: not any(records.living()), "it has ended, and waits to be reaped")
