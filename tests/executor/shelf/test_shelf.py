@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from sharedkernel.paths import SHELF_DIRECTORY
+from sharedkernel import protocol
+from sharedkernel.errors import Refused
+from sharedkernel.ipc.executor_client import ExecutorClient
+from sharedkernel.paths import EXECUTOR_SOCKET, SHELF_DIRECTORY
 from sharedkernel.protocol import Limits
-from tests.executor.conftest import StartExecutor
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, until
 from tests.status.documents import to_json
 
@@ -25,8 +28,12 @@ CHANGE = MODEL + "torch.nn.init.constant_(model[0].weight, 3.0)\nshelf['model'] 
 LOAD = MODEL + "assert model.load_state_dict(shelf['model']).missing_keys == []\ntotal()"
 
 
-async def test_a_shelf_outlives_crashes_of_kernels(process: ExecutorProcess) -> None:
-    """A segmentation fault, a kernel shut down: the next one loads the model."""
+@pytest.mark.heavy
+async def test_a_shelf_outlives_kernels_and_executors(process: ExecutorProcess) -> None:
+    """A segmentation fault, a kernel shut down, an executor killed without any session: the next one loads the model.
+
+    Also what is off it and still in use stays charged; the files are what safetensors' own programs read.
+    """
     async with Executor(process) as executor:
         notebook = await executor.notebook("crashing")
         expected = (await notebook.run(CHANGE)).text
@@ -36,19 +43,6 @@ async def test_a_shelf_outlives_crashes_of_kernels(process: ExecutorProcess) -> 
         await asyncio.wait_for(died, PATIENCE)
         notebook = await executor.notebook("crashing", session=notebook.session)
         assert (await notebook.run(LOAD)).text == expected
-        await executor.client.end_session(notebook.session)
-        notebook = await executor.notebook("crashing")
-        assert (await notebook.run(LOAD)).text == expected
-        assert (await notebook.run("del shelf['model']; list(shelf)")).text == "[]"
-
-
-@pytest.mark.heavy
-async def test_a_shelf_outlives_executors_and_all_sessions(start_executor: StartExecutor) -> None:
-    """Also what is off it and still in use stays charged; the files are what safetensors' own programs read."""
-    own_process = start_executor()
-    async with Executor(own_process) as executor:
-        notebook = await executor.notebook()
-        expected = (await notebook.run(CHANGE)).text
         await notebook.run("gone = shelf['gone'] = torch.ones(1); gone = shelf['gone']; del shelf['gone']")
         await executor.replace()
         assert (await notebook.run(LOAD)).text == expected
@@ -60,16 +54,13 @@ async def test_a_shelf_outlives_executors_and_all_sessions(start_executor: Start
             return "in use" not in (await notebook.run("shelf")).text
 
         await until(is_freed, "what nobody uses is free")
-        own_process.options = ("--end-sessions-on-exit",)
-        await executor.replace()
-        own_process.process.terminate()
-        await asyncio.to_thread(own_process.process.wait, PATIENCE)
-        (file,) = (own_process.runtime_directory / SHELF_DIRECTORY / "ada").iterdir()
-        assert file.suffix == ".safetensors"
-        await asyncio.to_thread(own_process.start)
-        await executor.connect()
-        assert await executor.client.sessions() == []
-        assert (await (await executor.notebook()).run(LOAD)).text == expected
+        await executor.client.end_session(notebook.session)
+        async with executor.away():
+            (file,) = (process.runtime_directory / SHELF_DIRECTORY / "crashing").iterdir()
+            assert file.suffix == ".safetensors"
+        notebook = await executor.notebook("crashing")
+        assert (await notebook.run(LOAD)).text == expected
+        assert (await notebook.run("del shelf['model']; list(shelf)")).text == "[]"
 
 
 async def test_who_has_left_is_in_the_status_while_something_is_on_their_shelf(process: ExecutorProcess) -> None:
@@ -96,7 +87,7 @@ async def test_who_has_left_is_in_the_status_while_something_is_on_their_shelf(p
 async def test_another_user_finds_nothing(process: ExecutorProcess) -> None:
     """No name, no bytes, nothing to delete; a name of one's own is another thing."""
     async with Executor(process) as executor:
-        owner, other = await executor.notebook("owner"), await executor.notebook("other")
+        owner, other = await executor.notebooks("owner", "other")
         await owner.run(IMPORT + "shelf['x'] = torch.ones(3)")
         assert (await other.run(IMPORT + "(list(shelf), len(shelf), 'x' in shelf)")).text == "([], 0, False)"
         for code in ("shelf['x']", "del shelf['x']", "shelf.copy('x')"):
@@ -110,11 +101,17 @@ async def test_another_user_finds_nothing(process: ExecutorProcess) -> None:
 
 
 async def test_two_kernels_have_the_same_bytes(process: ExecutorProcess) -> None:
-    """What one writes the other sees; reading takes no memory of a kernel's own; a copy is one's own."""
+    """What one writes the other sees; reading takes no memory of a kernel's own; a copy is one's own.
+
+    There may be thousands of tensors, with a layout longer than a packet.
+    """
     own_bytes = "own = lambda: int(open('/proc/self/status').read().split('RssAnon:')[1].split()[0]) >> 10\n"
 
+    write = "shelf['many'] = {f'layer{i}.weight': torch.full((7,), float(i)) for i in range(5000)}"
+    check = "found = shelf['many']; len(found), all(bool((t == i).all()) for i, t in enumerate(found.values()))"
+
     async with Executor(process) as executor:
-        one, two = await executor.notebook("sharing"), await executor.notebook("sharing")
+        one, two = await executor.notebooks("sharing", "sharing")
         await one.run(IMPORT + "shelf['big'] = {'x': torch.ones(64 << 20)}; x = shelf['big']['x']")
         reading = own_bytes + "before = own(); y = shelf['big']['x']; s = float(y.sum()); (s, own() - before < 64)"
         assert (await two.run(IMPORT + reading)).text == f"({float(64 << 20)}, True)"
@@ -124,15 +121,25 @@ async def test_two_kernels_have_the_same_bytes(process: ExecutorProcess) -> None
         assert (await two.run(copying)).text == "(7.0, 7.0)"
         await one.run("shelf['big'] = torch.zeros(1)")  # replaced as a whole: who has the old one keeps it
         assert (await two.run("float(y[5]), float(shelf['big'])")).text == "(7.0, 0.0)"
+        await one.run(write)
+        assert (await two.run(check)).text == "(5000, True)"
 
 
 async def test_beyond_the_quota_a_cell_gets_one_sentence_and_loses_nothing(process: ExecutorProcess) -> None:
-    """With the figures; the tensor is there, the shelf is as it was, and after a deletion there is room."""
+    """With the figures; the tensor is there, the shelf is as it was, and after a deletion there is room.
+
+    Neither does one that cannot be shelved; a mistaken name is a TypeError.
+    """
     limits = Limits(user="frugal", quota_bytes=256 << 20)
 
     async with Executor(process) as executor:
         notebook = await executor.notebook(limits=limits)
-        assert (await notebook.run(IMPORT + "x = torch.ones(25 << 20); shelf['a'] = x")).status == "ok"
+        outcome = await notebook.run(IMPORT + "shelf['x'] = {'model': torch.nn.Linear(2, 2)}")
+        assert outcome.error == "TypeError"
+        assert "the value at ['model'] is of the type torch.nn.modules.linear.Linear" in outcome.message
+        assert (await notebook.run("shelf[3] = 1")).message == "names on a shelf are text, not int."
+        assert (await notebook.run("shelf")).text.startswith("Nothing is on your shelf; ")
+        assert (await notebook.run("x = torch.ones(25 << 20); shelf['a'] = x")).status == "ok"
         outcome = await notebook.run("shelf['b'] = x")
         assert outcome.error == "QuotaExceeded"
         assert "'b' needs 100 MiB on the shelf, and 5" in outcome.message
@@ -166,28 +173,6 @@ async def test_a_shelf_is_the_notebooks_own_process_business(process: ExecutorPr
         assert (await notebook.run("len(shelf), float(x.sum())")).text == "(1, 9.0)"
 
 
-async def test_thousands_of_small_tensors(process: ExecutorProcess) -> None:
-    """A layout longer than a packet lies in the file itself; another kernel reads it."""
-    write = "shelf['many'] = {f'layer{i}.weight': torch.full((7,), float(i)) for i in range(5000)}"
-    check = "found = shelf['many']; len(found), all(bool((t == i).all()) for i, t in enumerate(found.values()))"
-
-    async with Executor(process) as executor:
-        one, two = await executor.notebook("many"), await executor.notebook("many")
-        await one.run(IMPORT + write)
-        assert (await two.run(IMPORT + check)).text == "(5000, True)"
-
-
-async def test_what_cannot_be_shelved_is_said_and_reserves_nothing(process: ExecutorProcess) -> None:
-    """The sentence names the place; a mistaken name is a TypeError."""
-    async with Executor(process) as executor:
-        notebook = await executor.notebook("mistaken")
-        outcome = await notebook.run(IMPORT + "shelf['x'] = {'model': torch.nn.Linear(2, 2)}")
-        assert outcome.error == "TypeError"
-        assert "the value at ['model'] is of the type torch.nn.modules.linear.Linear" in outcome.message
-        assert (await notebook.run("shelf[3] = 1")).message == "names on a shelf are text, not int."
-        assert (await notebook.run("shelf")).text.startswith("Nothing is on your shelf; ")
-
-
 async def test_a_wait_for_the_executor_can_be_interrupted(process: ExecutorProcess) -> None:
     """While the executor does not answer a cell waits; an interrupt ends it, and the next one works."""
     async with Executor(process) as executor:
@@ -218,3 +203,29 @@ def test_elsewhere_a_shelf_says_where_there_is_one() -> None:
         'a shelf exists only inside a notebook with the kernel "Shared GPU (PyTorch)"; pick that kernel to use it.'
     )
     assert said.splitlines() == [f"<Shelf: {sentence}>", sentence]
+
+
+async def test_an_executor_of_an_earlier_version_is_not_asked_for_what_it_does_not_know(scratch: Path) -> None:
+    """It would hang up on that; a sentence says so, and the connection stays for all else."""
+    device = protocol.Device(name="host", kind="host", capacity_bytes=1 << 30, reserve_bytes=0)
+    welcome = protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, requests=["ListSessions"])
+    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+        writer.write(protocol.encode(welcome))
+        after = await reader.read(1 << 16)
+        writer.close()
+        await writer.wait_closed()
+        heard.set_result(after)
+
+    client = ExecutorClient(scratch, role="gateway")
+    async with await asyncio.start_unix_server(greet, scratch / EXECUTOR_SOCKET):
+        await client.connect()
+        for request in (client.shelves(), client.take_off_shelf("ada")):
+            with pytest.raises(Refused, match="is of an earlier version of sharedkernel, which") as refused:
+                await request
+            assert refused.value.reason == "earlier_version"
+        assert client.connected
+        await client.close()
+        assert await asyncio.wait_for(heard, PATIENCE) == b""
