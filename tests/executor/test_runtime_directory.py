@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from sharedkernel.errors import Refused
 from tests.executor.harness import Executor, ExecutorProcess, Notebook
+from tests.warm import take_place
 
 pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(scope="module")
 def module_process() -> Iterator[ExecutorProcess]:
-    process = ExecutorProcess()
+    process = ExecutorProcess(place=take_place())
     yield process
     process.close()
-    for helper in psutil.process_iter():  # warm parents that no later executor found wait for one for minutes
-        with contextlib.suppress(psutil.Error):
-            if any(word.startswith(f"{process.directory}/") for word in helper.cmdline()):
-                helper.kill()
 
 
 async def _runs(notebook: Notebook, code: str = "6 * 7") -> str:
     return (await notebook.run(code)).text
-
-
-def _mode(path: Path) -> int:
-    return path.stat().st_mode & 0o777
-
-
-def remove(place: Path) -> None:
-    """Remove a directory, again where the executor has just put a file there."""
-    while place.exists():
-        try:
-            shutil.rmtree(place)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
-                raise
-        else:
-            return
 
 
 async def test_a_removed_directory_is_made_anew(module_process: ExecutorProcess) -> None:
@@ -56,18 +34,20 @@ async def test_a_removed_directory_is_made_anew(module_process: ExecutorProcess)
 
     async with Executor(process) as executor:
         before = await executor.notebook()
+        warm_parent = psutil.Process(psutil.Process(before.record.pid).ppid())
         await _runs(before, "x = 6")
         after: list[Notebook] = []
         for mode, number in ((None, 3), (0o755, 2)):
-            remove(place)
+            while place.exists():  # again where the executor has just put a file there
+                shutil.rmtree(place, ignore_errors=True)
             if mode is not None:
                 place.mkdir(mode=mode)
                 place.chmod(mode)
             # also where the warm parent and its spares have to find the directory
-            new = [await executor.notebook() for _ in range(number)]
+            new = await executor.notebooks(*["ada"] * number)
             assert [await _runs(notebook) for notebook in new] == ["42"] * number
             assert await _runs(before, "x") == "6"
-            assert _mode(place) == 0o700
+            assert place.stat().st_mode & 0o777 == 0o700
             after += new
         log = (process.directory / "executor.log").read_text()
         assert "was removed or changed; it is made anew" in log
@@ -75,6 +55,7 @@ async def test_a_removed_directory_is_made_anew(module_process: ExecutorProcess)
         for notebook in (before, *after):
             assert await _runs(notebook) == "42"
         assert await _runs(await executor.notebook()) == "42"
+    warm_parent.kill()  # no later executor finds it, and it would wait for one for minutes
 
 
 async def test_a_place_that_is_not_ours_to_use_refuses_starts_at_once(module_process: ExecutorProcess) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import resource
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -20,58 +18,39 @@ from sharedkernel.errors import Refused
 from sharedkernel.executor.runtime_directory import MOST_LOG_BYTES
 from sharedkernel.executor.supervision.environments import OWN, own_environment
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
-from sharedkernel.ipc.seqpacket import connect
 from sharedkernel.ipc.shared_page import Page
-from sharedkernel.paths import LOGS_DIRECTORY, SESSIONS_DIRECTORY, WARM_PARENT_SOCKET
+from sharedkernel.paths import LOGS_DIRECTORY, SESSIONS_DIRECTORY
+from tests.cli.support import wait_until
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, until
+from tests.executor.supervision import BareWarmParent
 from tests.faults.holds import without_descriptors
-
-#: a warm parent that has imported nothing for its sessions yet
-_WARM = """
-import sys
-from sharedkernel.executor.supervision.warm_parent import WarmParent
-
-WarmParent(sys.argv[1], "").run()
-"""
+from tests.processes import open_files
 
 
 def test_a_warm_parent_without_descriptors_lives_on(scratch: Path) -> None:
     """It cannot accept the next executor meanwhile, and reports endings once it may open files again."""
-    path = scratch / WARM_PARENT_SOCKET
-    page = Page.create("test")
-    with subprocess.Popen([sys.executable, "-c", _WARM, str(path)]) as parent:
-        try:
-
-            async def main() -> None:
-                await until(lambda: asyncio.to_thread(path.exists), "it listens")
-                executor = connect(str(path), protocol.FromWarmParent)
-                executor.set_timeout(PATIENCE)
-                fork = protocol.Fork(process="p", connection_file=str(scratch / "c"), log_file=str(scratch / "log"))
-                executor.send(fork, [page.descriptor])
-                session = (await asyncio.to_thread(executor.receive))[0].pid
-                await until(
-                    lambda: _has_memory(psutil.Process(parent.pid), 0), "it has closed what came with the request"
-                )
-                with without_descriptors(psutil.Process(parent.pid)):
-                    os.kill(session, signal.SIGKILL)
-                    ended = (await asyncio.to_thread(executor.receive))[0]
-                    assert (ended.process, ended.pid) == ("p", session)
-                    following = connect(str(path), protocol.FromWarmParent)
-                    await asyncio.sleep(0.5)
-                    assert parent.poll() is None
-                executor.close()
-                executor = following
-                executor.set_timeout(PATIENCE)
-                ended = (await asyncio.to_thread(executor.receive))[0]
-                assert (ended.process, ended.pid) == ("p", session)
-                executor.send(protocol.Quit())
-                assert await asyncio.to_thread(parent.wait, PATIENCE) == 0
-                executor.close()
-
-            asyncio.run(main())
-        finally:
-            parent.kill()
-            page.close()
+    with BareWarmParent(scratch) as parent:
+        pid = parent.process.pid
+        executor = parent.connect()
+        parent.fork(executor)
+        session = executor.receive()[0].pid
+        wait_until(
+            lambda: not any("memfd:" in name for name in open_files(pid).values()),
+            "it has closed what came with the request",
+        )
+        with without_descriptors(psutil.Process(pid)):
+            os.kill(session, signal.SIGKILL)
+            ended = executor.receive()[0]
+            assert (ended.process, ended.pid) == ("p", session)
+            following = parent.connect()
+            time.sleep(0.5)
+            assert parent.process.poll() is None
+        executor.close()
+        ended = following.receive()[0]
+        assert (ended.process, ended.pid) == ("p", session)
+        following.send(protocol.Quit())
+        assert parent.process.wait(PATIENCE) == 0
+        following.close()
 
 
 async def test_a_session_without_a_warm_parent_is_refused_and_forgotten(scratch: Path) -> None:
@@ -128,16 +107,3 @@ async def test_an_executor_without_descriptors_learns_that_a_session_ended(proce
             await until(lambda: asyncio.to_thread(is_tidy), "the session's files are removed and the log is cut off")
     finally:
         long_log.unlink()
-
-
-async def _has_memory(process: psutil.Process, number: int) -> bool:
-    return _num_memory_files(process) == number
-
-
-def _num_memory_files(process: psutil.Process) -> int:
-    """Return how many descriptors of a process are of memory files."""
-    found = 0
-    for path in Path(f"/proc/{process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found += "memfd:" in os.readlink(path)
-    return found

@@ -104,8 +104,7 @@ class Seen:
 
 async def _look(process: ExecutorProcess) -> dict[str, Seen]:
     async with Executor(process) as executor:
-        forked = await executor.notebook()
-        afresh = await executor.notebook(env={"KERNEL_ENV_ASKED": "1"})
+        forked, afresh = await asyncio.gather(executor.notebook(), executor.notebook(env={"KERNEL_ENV_ASKED": "1"}))
         parent = psutil.Process(psutil.Process(forked.record.pid).ppid())
 
         async def spare() -> int | None:

@@ -1,4 +1,7 @@
-"""An executor adopts sessions of other code with the same control protocol, and refuses those of a real old version."""
+"""An executor adopts sessions of other code with the same control protocol, and refuses those of another one.
+
+Nothing is lost, and no session mixes two versions of the package.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ import signal
 import socket
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,19 +20,38 @@ import pytest
 
 import sharedkernel
 from sharedkernel import protocol
-from sharedkernel.executor.supervision.environments import listener_of
+from sharedkernel.executor.supervision.environments import folders_build_id, listener_of
 from sharedkernel.paths import EXECUTOR_SOCKET, RETIRED_SOCKETS, WARM_PARENT_SOCKET
 from sharedkernel.protocol import SessionRecord
-from tests.executor.environments import make_environment
-from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
-from tests.executor.supervision.test_environments import refusal
-from tests.executor.supervision.test_upgrades import make_package
+from tests.executor.conftest import StartExecutor
+from tests.executor.harness import ONE_SPARE, PATIENCE, Executor, ExecutorProcess, Notebook, until
 from tests.readiness import wait_until_ready
 
 pytestmark = pytest.mark.heavy
 
 #: the commit before this one is tried, whose control protocol is 3
 CHANGE = "987d17a"
+
+
+def make_package(directory: Path, *, speaks: int = protocol.PROTOCOL_VERSION) -> Path:
+    """Copy the package to *directory* as version 9.9 that *speaks* this control protocol; return the folder."""
+    source = Path(sharedkernel.__file__).parent
+    copy = directory / "sharedkernel"
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("labextension"))  # compiled, what is
+    (copy / "_version.py").write_text('"""Another version."""\n\n__version__ = "9.9"\n')
+    init = copy / "protocol" / "__init__.py"
+    changed = init.read_text().replace(
+        f"PROTOCOL_VERSION = {protocol.PROTOCOL_VERSION}\n", f"PROTOCOL_VERSION = {speaks}\n"
+    )
+    init.write_text(changed)
+    return directory
+
+
+async def tensor_and_process(notebook: Notebook) -> tuple[str, bool]:
+    """Return what a notebook's tensor sums up to, and whether the process is the one that it began with."""
+    outcome = await notebook.run("import os; float(x.sum()), os.getpid()")
+    total, pid = outcome.text.strip("()").split(", ")
+    return total, int(pid) == notebook.record.pid
 
 
 def extract(directory: Path) -> Path:
@@ -45,18 +66,6 @@ def extract(directory: Path) -> Path:
     with tarfile.open(fileobj=io.BytesIO(archived.stdout)) as archive:
         archive.extractall(directory, filter="data")
     return directory
-
-
-@pytest.fixture
-def process(tmp_path: Path) -> Iterator[ExecutorProcess]:
-    """Yield an executor of a copy of today's package."""
-    process = ExecutorProcess(package=make_package(tmp_path))
-    yield process
-    if processes_of(process.runtime_directory):
-        process.close()
-    else:
-        process.kill()  # it has ended
-        shutil.rmtree(process.directory)
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
@@ -79,26 +88,29 @@ async def run(notebook: Notebook, code: str) -> str:
     return outcome.text
 
 
-async def state_of(notebook: Notebook) -> tuple[str, bool]:
-    """Return what a notebook's tensor sums up to on the device, and whether the process is the one it began with."""
-    total, pid = (await run(notebook, "print(float((x * 1).sum()), os.getpid())")).split()
-    return total, int(pid) == notebook.record.pid
-
-
-async def test_sessions_of_other_code_are_adopted(process: ExecutorProcess) -> None:
+async def test_sessions_of_other_code_are_adopted(tmp_path: Path) -> None:
     """With their data, offloaded or not, idle or in the middle of a cell; what they were forked from ends with them.
 
     New notebooks have the new code, whatever is killed meanwhile.
     """
-    directory, package = process.runtime_directory, process.package
-    assert package is not None
+    package = make_package(tmp_path)
+    process = ExecutorProcess(ONE_SPARE, package=package)
+    try:
+        await check_adoption(process, package)
+    finally:
+        await asyncio.to_thread(process.close)
+    await until(lambda: not processes_of(process.directory), "all processes end")
+
+
+async def check_adoption(process: ExecutorProcess, package: Path) -> None:
+    directory = process.runtime_directory
     kept = "8388608.0", True
     marker = process.directory / "runs"
     loop = f"display('begun')\nwhile os.path.exists({str(marker)!r}):\n    x = x * 1\nprint('ended')"
     version = "import sharedkernel; print(sharedkernel.__version__)"
 
     async with Executor(process) as executor:
-        idle, busy, away = old = [await executor.notebook() for _ in range(3)]
+        idle, busy, away = old = await executor.notebooks("ada", "ada", "ada")
         for notebook in old:
             await run(notebook, "import os, torch; x = torch.ones(8 << 20)")
         await run(idle, "from sharedkernel import shelf; shelf['kept'] = torch.ones(1000)")
@@ -119,7 +131,7 @@ async def test_sessions_of_other_code_are_adopted(process: ExecutorProcess) -> N
         marker.unlink()
         assert (await running).endswith("ended\n")
         for notebook in old:
-            assert await state_of(notebook) == kept
+            assert await tensor_and_process(notebook) == kept
         assert await run(away, "from sharedkernel import shelf; float(shelf['kept'].sum())") == "1000.0"
         assert "All your notebooks" in await run(away, "from sharedkernel.widgets import Usage; Usage()")
         assert await run(away, version) == "9.9\n"
@@ -127,7 +139,7 @@ async def test_sessions_of_other_code_are_adopted(process: ExecutorProcess) -> N
 
         await executor.replace()
         for notebook in old:
-            assert await state_of(notebook) == kept
+            assert await tensor_and_process(notebook) == kept
         assert await run(new, "1 + 1") == "2"
         died = executor.told_of_end()
         os.kill(busy.record.pid, signal.SIGSEGV)
@@ -139,8 +151,80 @@ async def test_sessions_of_other_code_are_adopted(process: ExecutorProcess) -> N
             "the old warm parent ends",
         )
         assert await run(await executor.notebook(), version) == "9.10\n"
-        executor.process.process.terminate()
-    await until(lambda: not processes_of(directory), "all processes end")
+
+
+async def test_an_executor_of_another_protocol_leaves_sessions_alone(
+    start_executor: StartExecutor, tmp_path: Path
+) -> None:
+    """It says what to do and ends; its predecessor's version goes on with everything."""
+    process = start_executor()
+    newer = make_package(tmp_path, speaks=protocol.PROTOCOL_VERSION + 1)
+    directory = process.runtime_directory
+
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        await notebook.run("import torch; x = torch.arange(6.)")
+        await until(process.spares, "the next session, which makes files as it starts, is there")
+        before = {path.name for path in directory.rglob("*")}
+        async with executor.away():
+            process.package = newer
+            process.start()
+            assert await asyncio.to_thread(process.process.wait, PATIENCE) == 1
+            assert {path.name for path in directory.rglob("*")} == before
+            said = (process.directory / "executor.log").read_text().splitlines()[-1]
+            assert f"run on sharedkernel {sharedkernel.__version__} (control protocol" in said
+            assert "Install that version again" in said
+            process.package = None
+        assert await tensor_and_process(notebook) == ("15.0", True)
+        other = await executor.notebook()
+        assert (await other.run("1 + 1")).text == "2"
+
+
+# at most one a second: 40 take longer than a session asks those that speak its protocol and do not know it
+@pytest.mark.parametrize("times", [3, pytest.param(40, marks=pytest.mark.slow)])
+async def test_a_session_outwaits_an_executor_of_another_protocol(start_executor: StartExecutor, times: int) -> None:
+    """However often it is refused; the right one finds it with its tensors."""
+    process = start_executor("--spares", "0")
+    path = process.runtime_directory / EXECUTOR_SOCKET
+    refusal = protocol.encode(protocol.Failed(request=0, reason="protocol", message="another version."))
+
+    def refuse() -> None:
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.settimeout(PATIENCE)
+            listener.bind(str(path))
+            listener.listen()
+            for _ in range(times):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(refusal)
+
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        await notebook.run("import torch; x = torch.arange(6.)")
+        async with executor.away():
+            await asyncio.to_thread(refuse)
+        assert await tensor_and_process(notebook) == ("15.0", True)
+
+
+def test_code_is_other_code_once_anything_is_installed_or_edited(tmp_path: Path) -> None:
+    """Also where the version stays the same; what is found again is the same code."""
+    data, packages, sources = (tmp_path / name for name in ("data", "packages", "sources"))
+    (data / "sharedkernel").mkdir(parents=True)  # no package, and in front of it
+    (packages / "torch-2.11.dist-info").mkdir(parents=True)
+    module = make_package(sources) / "sharedkernel" / "units.py"
+    folders = [str(tmp_path / "nowhere"), str(data), str(packages), str(sources)]
+    stamps = [folders_build_id(folders)]
+    assert stamps[0] == folders_build_id(folders)
+    for change in (
+        lambda: module.write_text(module.read_text() + "# edited\n"),
+        lambda: (packages / "torch-2.11.dist-info").rename(packages / "torch-2.12.dist-info"),
+        lambda: module.unlink(),
+    ):
+        change()
+        stamps.append(folders_build_id(folders))
+    assert len(set(stamps)) == 4
 
 
 def start_session(directory: Path, session: str) -> SessionRecord:
@@ -177,7 +261,7 @@ async def test_sessions_of_an_old_version_are_refused_and_unharmed(tmp_path: Pat
             assert "they are unharmed. Install that version again and start its executor" in said
             process.package = before
             process.start()
-            assert await state_of(notebook) == ("8388608.0", True)
+            assert await tensor_and_process(notebook) == ("8388608.0", True)
         finally:
             notebook.close()
         process.process.terminate()
@@ -187,12 +271,3 @@ async def test_sessions_of_an_old_version_are_refused_and_unharmed(tmp_path: Pat
             left.kill()
         process.kill()
         shutil.rmtree(process.directory)
-
-
-def test_an_environment_with_an_old_version_is_refused(tmp_path: Path) -> None:
-    """Sessions could not start there: it speaks another control protocol."""
-    python = make_environment(tmp_path / "old")
-    (packages,) = (tmp_path / "old").glob("lib/python*/site-packages")
-    extract(packages)
-    said = refusal(f"old={python}", tmp_path / "run")
-    assert "the environment old has another version of sharedkernel; install the same one there." in said

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,8 +16,10 @@ from uuid import uuid4
 import psutil
 import pytest
 
+import sharedkernel
 from sharedkernel import protocol
-from sharedkernel.executor.supervision.environments import OWN, own_environment
+from sharedkernel.errors import ExecutorUnavailable
+from sharedkernel.executor.supervision.environments import OWN, Environment, own_environment
 from sharedkernel.executor.supervision.warm_parents import WarmParents
 from sharedkernel.ipc.seqpacket import connect, listen
 from sharedkernel.ipc.shared_page import Page
@@ -26,18 +30,29 @@ from tests.executor.harness import PATIENCE
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 
 
+#: in an interpreter's place: its warm parents import nothing for their sessions
+_PYTHON = """#!{python}
+import sys
+sys.path.insert(0, {folder!r})
+from sharedkernel.executor.supervision.warm_parent import WarmParent
+
+parent = WarmParent(*sys.argv[3:5])
+parent.run()
+parent.end_children()
+parent.remove_socket()
+"""
+
+
 class Parents:
     """The warm parents of a directory, and what they have said."""
 
-    def __init__(self, directory: Path, *, patience: float) -> None:
+    def __init__(self, directory: Path, environment: Environment) -> None:
         (directory / LOGS_DIRECTORY).mkdir(exist_ok=True)
         self.directory = directory
         self.said: asyncio.Queue[Any] = asyncio.Queue()
         self.page = Page.create("test")
-        environments = {OWN: own_environment()}
-        self.parents = WarmParents(
-            directory, environments, on_message=self.said.put_nowait, on_gone=self.said.put_nowait, patience=patience
-        )
+        said = self.said.put_nowait
+        self.parents = WarmParents(directory, {OWN: environment}, on_message=said, on_gone=said, patience=1.0)
 
     async def fork(self) -> str:
         """Ask for a session; return its name."""
@@ -59,11 +74,14 @@ class Parents:
 
 
 @asynccontextmanager
-async def parents(directory: Path, *, patience: float = PATIENCE) -> AsyncIterator[Parents]:
-    """Yield them; they end with what they have forked."""
-    found = Parents(directory, patience=patience)
-    await found.parents.start()
+async def parents(directory: Path, **changes: Any) -> AsyncIterator[Parents]:
+    """Yield them; they end with what they have forked. Their environment has these *changes*."""
+    python = directory / "python"
+    python.write_text(_PYTHON.format(python=sys.executable, folder=str(Path(sharedkernel.__file__).parents[1])))
+    python.chmod(0o700)
+    found = Parents(directory, replace(own_environment(), **{"python": str(python), **changes}))
     try:
+        await found.parents.start()
         yield found
     finally:
         found.parents.close(quit_too=True)
@@ -73,7 +91,7 @@ async def parents(directory: Path, *, patience: float = PATIENCE) -> AsyncIterat
 @pytest.mark.heavy
 async def test_one_is_not_taken_for_hung_by_an_executor_that_was_stopped_itself(scratch: Path) -> None:
     """Its answer has come, behind others, when the executor goes on."""
-    async with parents(scratch, patience=1.0) as found:
+    async with parents(scratch) as found:
         await found.fork()
         session = psutil.Process(await found.forked())
         parent = psutil.Process(session.ppid())
@@ -89,8 +107,11 @@ async def test_one_is_not_taken_for_hung_by_an_executor_that_was_stopped_itself(
 
 @pytest.mark.heavy
 async def test_one_that_does_not_answer_is_replaced(scratch: Path) -> None:
-    """It is ended, which is told of as any other end; its sessions live, and the next fork starts another."""
-    async with parents(scratch, patience=1.0) as found:
+    """It is ended, which is told of as any other end; its sessions live, and the next fork starts another.
+
+    Told to quit, it has a while for that; an executor that stops does not wait for it for ever.
+    """
+    async with parents(scratch) as found:
         await found.fork()
         session = psutil.Process(await found.forked())
         first = psutil.Process(session.ppid())
@@ -100,22 +121,23 @@ async def test_one_that_does_not_answer_is_replaced(scratch: Path) -> None:
         first.wait(PATIENCE)  # its connection may end before its listener does
         assert session.is_running()
         await found.fork()
-        second = psutil.Process(await found.forked()).ppid()
-        assert second not in (first.pid, 1)
-        session.kill()
-
-
-@pytest.mark.heavy
-async def test_one_that_does_not_answer_ends_with_its_executor(scratch: Path) -> None:
-    """Told to quit, it has a while for that; an executor that stops does not wait for it for ever."""
-    async with parents(scratch, patience=1.0) as found:
-        await found.fork()
-        session = psutil.Process(await found.forked())
-        parent = psutil.Process(session.ppid())
-        parent.suspend()
+        other = psutil.Process(await found.forked())
+        second = psutil.Process(other.ppid())
+        assert second.pid not in (first.pid, 1)
+        second.suspend()
         found.parents.close(quit_too=True)
-        parent.wait(PATIENCE)
+        second.wait(PATIENCE)
         session.kill()
+        other.kill()
+
+
+async def test_one_of_another_protocol_does_not_start(scratch: Path) -> None:
+    """One was installed under a running executor, whose sessions could not talk to it."""
+    with pytest.raises(ExecutorUnavailable, match="warm_parent did not start; see"):
+        async with parents(scratch, python=sys.executable, build_id=f"{protocol.PROTOCOL_VERSION}9/9.9/0"):
+            pass
+    said = (scratch / LOGS_DIRECTORY / "warm_parent.log").read_text()
+    assert "another version of sharedkernel was installed" in said
 
 
 def test_nobody_waits_for_one_that_accepts_no_connection(scratch: Path) -> None:
