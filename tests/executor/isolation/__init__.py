@@ -86,3 +86,10 @@ def readable_by_all(command: Sequence[str]) -> list[str]:
         exec "$@"
     """
     return ["unshare", "--mount", "sh", "-c", script, "sh", *command]
+
+
+def as_account(name: str, *arguments: str) -> list[str]:
+    """Return the command that runs this Python with *arguments* as the account *name*."""
+    account = pwd.getpwnam(name)
+    become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
+    return readable_by_all([*become, sys.executable, *arguments])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
-from collections.abc import Awaitable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable
 from typing import Any
 
 import psutil
@@ -17,10 +15,12 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.executor.dispatch.users import USAGE_NAME
-from sharedkernel.paths import RECORDS_DIRECTORY, WARM_PARENT_SOCKET
+from sharedkernel.executor.processes.process import start_time
+from sharedkernel.paths import RECORDS_DIRECTORY
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.executor.sessions.test_sessions import FOREVER, TRAIN
+from tests.processes import open_files
 from tests.status.documents import to_json
 
 
@@ -30,58 +30,48 @@ async def test_a_session_may_end_while_an_executor_starts(start_executor: StartE
     process = start_executor("--spares", "0")
 
     async with Executor(process) as executor:
-        doomed, other = await executor.notebook("ada"), await executor.notebook("grace")
+        doomed, other = await executor.notebooks("ada", "grace")
+        warm_parent = parent_of(doomed)
         process.kill()
-        (warm_parent,) = owners(process.runtime_directory / WARM_PARENT_SOCKET)
         warm_parent.kill()
         process.start()
         await until(lambda: num_pages(process.process.pid) >= 2, "the sessions' pages are taken over")
         os.kill(doomed.record.pid, signal.SIGKILL)
         await executor.connect()
-
-        async def is_gone() -> bool:
-            return [record.session for record in await executor.client.sessions()] == [other.session]
-
-        await until(is_gone, "the session that ended is not there")  # nor was it, unless its end took longer
+        await executor.until_ended(doomed, "the session that ended is not there")  # nor was it, unless that took longer
+        assert [record.session for record in await executor.client.sessions()] == [other.session]
         assert (await other.run("1 + 1")).text == "2"
 
 
-async def kill(notebook: Notebook) -> None:
-    """Kill a notebook's session; return once it is gone, as it may take a while to end."""
-    os.kill(notebook.record.pid, signal.SIGKILL)
-    await until(lambda: not psutil.pid_exists(notebook.record.pid), "the session has ended")
-
-
-def owners(path: Path) -> Iterator[psutil.Process]:
-    """Yield the processes that listen at *path*, which is on their command lines: to ask all others takes seconds."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if str(path) in process.cmdline() and any(
-                (found.laddr, found.raddr) == (str(path), "") for found in process.net_connections("unix")
-            ):
-                yield process
+def parent_of(notebook: Notebook) -> psutil.Process:
+    """Return the warm parent of a notebook's session."""
+    return psutil.Process(psutil.Process(notebook.record.pid).ppid())
 
 
 def num_pages(pid: int) -> int:
     """Return how many sessions' shared pages a process has open."""
-    found = 0
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found += os.readlink(link).startswith("/memfd:sharedkernel-")
-    return found
+    return sum(name.startswith("/memfd:sharedkernel-") for name in open_files(pid).values())
 
 
-async def test_the_next_executor_knows_which_sessions_have_run_something(start_executor: StartExecutor) -> None:
-    """Those are kept for their users when they are shut down, also what began or ran while there was no executor."""
-    process = start_executor()
+async def test_the_next_executor_knows_which_sessions_there_are_and_which_have_run_something(
+    process: ExecutorProcess,
+) -> None:
+    """The latter are kept for their users when they are shut down, also what ran while there was no executor.
 
+    A gateway tells two processes of one session by their numbers, also when no executor saw both.
+    """
     async with Executor(process) as executor:
-        before, between, never = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
+        before, between, never, ended = await executor.notebooks("ada", "grace", "lin", "ada")
         await before.run("kept = 1")
-        await asyncio.to_thread(process.kill)
-        await between.run("kept = 1")
-        await asyncio.to_thread(process.start)
-        await executor.connect()
+        async with executor.away():
+            await between.run("kept = 1")
+            os.kill(ended.record.pid, signal.SIGKILL)
+            await until(lambda: not psutil.pid_exists(ended.record.pid), "the session has ended")
+        there = {record.session for record in await executor.client.sessions()}
+        assert there == {before.session, between.session, never.session}
+        second = await executor.notebook(session=ended.session)
+        assert ended.record.incarnation < second.record.incarnation < 1 << 53  # which JSON has exactly
+        await executor.client.end_session(second.session)
         for notebook in (before, between):
             await executor.until_session(notebook, lambda entry: entry["used"], "it is known to have run something")
         assert not (await executor.session(never))["used"]
@@ -95,25 +85,21 @@ async def test_the_next_executor_knows_which_sessions_have_run_something(start_e
 async def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess) -> None:
     """Idle, running and waiting sessions are all there for the next executor, with tensors and service."""
     async with Executor(fifo_process) as executor:
-        idle, running, waiting = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
+        idle, running, waiting = await executor.notebooks("ada", "grace", "lin")
         await idle.run("import torch; x = torch.arange(6.)")
         await running.run(TRAIN)
         endless = asyncio.create_task(running.run(FOREVER))
 
-        def runs(when: str) -> Awaitable[Any]:
-            return executor.until_session(
-                running, lambda entry: entry["state"] == "running", f"the training runs {when}"
-            )
+        def runs() -> Awaitable[Any]:
+            return executor.until_session(running, lambda entry: entry["state"] == "running", "the training runs")
 
-        def waits(when: str) -> Awaitable[Any]:
-            return executor.until_session(
-                waiting, lambda entry: entry["queue_position"] == 1, f"the other waits {when}"
-            )
+        def waits() -> Awaitable[Any]:
+            return executor.until_session(waiting, lambda entry: entry["queue_position"] == 1, "the other waits")
 
-        await runs("at first")
+        await runs()
         queued = asyncio.create_task(waiting.run("import torch; int(torch.ones(3).sum())"))
 
-        await waits("for it")
+        await waits()
         served = await until(
             lambda: sum(each.attained for each in fifo_process.records() if each.session == running.session),
             "its record has its service",
@@ -122,29 +108,13 @@ async def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess)
         assert {record.session: record.pid for record in await executor.client.sessions()} == {
             notebook.session: notebook.record.pid for notebook in (idle, running, waiting)
         }
-        await runs("under the new executor")
-        await waits("again")
+        await runs()
+        await waits()
         assert (await executor.session(running))["attained_service_seconds"] >= served
         await executor.client.signal_session(running.session, signal.SIGINT)
         assert (await endless).error == "KeyboardInterrupt"
         assert (await queued).text == "3"
         assert (await idle.run("float(x.sum())")).text == "15.0"
-
-
-async def test_a_session_that_ended_meanwhile_is_not_adopted(process: ExecutorProcess) -> None:
-    """No stale session is shown by the next executor.
-
-    A gateway tells two processes of one session by their numbers, also when no executor saw both.
-    """
-    async with Executor(process) as executor:
-        first = await executor.notebook()
-        await asyncio.to_thread(executor.process.kill)
-        await kill(first)
-        await asyncio.to_thread(executor.process.start)
-        await executor.connect()
-        assert await executor.client.sessions() == []
-        second = await executor.notebook(session=first.session)
-        assert first.record.incarnation < second.record.incarnation < 1 << 53  # which JSON has exactly
 
 
 @pytest.mark.heavy
@@ -153,7 +123,8 @@ async def test_a_session_whose_gateway_went_away_while_it_was_forked_is_not_star
 ) -> None:
     """The next gateway may have asked already which sessions there are; it would be nobody's for ever."""
     async with Executor(start_executor("--spares", "0")) as executor:
-        (warm_parent,) = owners(executor.process.runtime_directory / WARM_PARENT_SOCKET)
+        first = await executor.notebook()
+        warm_parent = parent_of(first)
         warm_parent.suspend()
         try:
             start = asyncio.create_task(executor.client.start_session("lost", protocol.Limits(user="ada")))
@@ -162,18 +133,20 @@ async def test_a_session_whose_gateway_went_away_while_it_was_forked_is_not_star
             await executor.connect()  # anew
             with pytest.raises(ExecutorUnavailable):
                 await start
-            assert await executor.client.sessions() == []
+            assert [record.session for record in await executor.client.sessions()] == [first.session]
         finally:
             warm_parent.resume()
         await until(lambda: "whoever asked for it is gone" in executor.process.log(), "the start is given up")
         notebook = await executor.notebook()  # of the process that was forked for the other
-        assert [record.session for record in await executor.client.sessions()] == [notebook.session]
+        there = {record.session for record in await executor.client.sessions()}
+        assert there == {first.session, notebook.session}
 
 
 @pytest.mark.heavy
 async def test_a_session_that_was_not_assigned_is_not_adopted(start_executor: StartExecutor) -> None:
-    """It would run its user's cells in the folder and environment of a spare; another is started in its place."""
+    """It would run its user's cells in the folder and with the rights of a spare; another is started in its place."""
     process = start_executor()
+
     async with Executor(process) as executor:
         (spare,) = await until(process.spares, "there is a spare")
         os.kill(spare.pid, signal.SIGSTOP)
@@ -187,35 +160,22 @@ async def test_a_session_that_was_not_assigned_is_not_adopted(start_executor: St
             await start
         assert await executor.client.sessions() == []
         notebook = await executor.notebook(session="anew")
-        assert notebook.record.pid != spare.pid
+        await until(lambda: start_time(spare.pid) != spare.started, "it is ended")
         await executor.replace()
         assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
 
 
-async def test_a_record_that_was_being_written_is_no_other_session(fifo_process: ExecutorProcess) -> None:
-    """The executor was killed after it had written the file, before it gave it its name."""
-    async with Executor(fifo_process) as executor:
-        notebook = await executor.notebook()
-        await notebook.run("import torch; x = torch.arange(6.)")
-        await asyncio.to_thread(executor.process.kill)
-        records = executor.process.runtime_directory / RECORDS_DIRECTORY
-        for record in list(records.iterdir()):
-            record.with_name(f".{record.name}").write_bytes(record.read_bytes())
-        await asyncio.to_thread(executor.process.start)
-        await executor.connect()
-        assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
-        assert (await notebook.run("float(x.sum())")).text == "15.0"
-        assert not [path for path in records.iterdir() if "." in path.name]
-
-
 @pytest.mark.heavy
-async def test_what_users_had_outlives_executors(fifo_process: ExecutorProcess) -> None:
-    """Service, iterations and peak of sessions that ended count on, also after a kill once they are on the disk."""
+async def test_what_users_had_outlives_executors(process: ExecutorProcess) -> None:
+    """Service, iterations and peak of sessions that ended count on, also after a kill once they are on the disk.
+
+    The executor was killed after it had written a record's file, before it gave it its name: that is no other session.
+    """
 
     async def user(executor: Executor) -> dict[str, Any]:
         return dict(next(user for user in to_json(await executor.client.status())["users"] if user["name"] == "ada"))
 
-    async with Executor(fifo_process) as executor:
+    async with Executor(process) as executor:
         notebook = await executor.notebook()
         await notebook.run(f"{TRAIN}\ntrain(20)")
         await executor.client.end_session(notebook.session)
@@ -229,8 +189,13 @@ async def test_what_users_had_outlives_executors(fifo_process: ExecutorProcess) 
             return any(user["iterations"] == before["iterations"] for user in found)
 
         await until(is_kept, "it is on the disk")
-        await executor.replace()
-        await executor.notebook()
+        notebook = await executor.notebook()
+        async with executor.away():
+            records = executor.process.runtime_directory / RECORDS_DIRECTORY
+            for record in list(records.iterdir()):
+                record.with_name(f".{record.name}").write_bytes(record.read_bytes())
+        assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
+        assert not [path for path in records.iterdir() if "." in path.name]
         after = await user(executor)
         for figure in ("attained_service_seconds", "iterations", "peak_bytes"):
             assert after[figure] >= before[figure], figure

@@ -7,7 +7,6 @@ import os
 import signal
 
 import psutil
-import pytest
 
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
@@ -41,53 +40,38 @@ async def start_daemon(notebook: Notebook, and_then: str = "pass") -> psutil.Pro
     return psutil.Process(int((await notebook.run(_DAEMON.format(and_then=and_then))).text))
 
 
-@pytest.mark.parametrize(("how", "and_then"), [("shut down", "pass"), ("killed", _HIDE)], ids=["daemon", "hidden"])
-async def test_a_daemon_ends_with_its_session(process: ExecutorProcess, how: str, and_then: str) -> None:
+async def test_a_daemon_ends_with_its_session(process: ExecutorProcess) -> None:
     """However the session ends, and however the daemon hides; not before, and others' daemons live on."""
     async with Executor(process) as executor:
-        notebook, other = await executor.notebook(), await executor.notebook()
-        daemon, others = await start_daemon(notebook, and_then), await start_daemon(other)
-        assert (await notebook.run("6 * 7")).text == "42"
+        ended, killed, other = await executor.notebooks("ada", "ada", "ada")
+        daemon, hidden, others = await start_daemon(ended), await start_daemon(killed, _HIDE), await start_daemon(other)
+        for notebook in (ended, killed):
+            assert (await notebook.run("6 * 7")).text == "42"
         assert daemon.is_running()
-        if how == "shut down":
-            await executor.client.end_session(notebook.session)
-        else:
-            os.kill(notebook.record.pid, signal.SIGKILL)
-        await until(lambda: not daemon.is_running(), "the daemon ended")
+        assert hidden.is_running()
+        await executor.client.end_session(ended.session)
+        os.kill(killed.record.pid, signal.SIGKILL)
+        await until(lambda: not daemon.is_running() and not hidden.is_running(), "the daemons ended")
         assert others.is_running()
 
 
-@pytest.mark.heavy
-async def test_nothing_is_left_of_an_executor_that_ends_its_sessions() -> None:
-    """Daemons end with the last of its processes."""
-    process = ExecutorProcess()
-    try:
-        executor = Executor(process)
-        await executor.connect()
-        notebook = await executor.notebook()
-        daemon = await start_daemon(notebook, _HIDE)
-        notebook.close()
-        await executor.client.close()
-    finally:
-        await asyncio.to_thread(process.close)
-    assert not daemon.is_running()
-
-
 async def test_a_stopped_executor_says_what_runs_on(start_executor: StartExecutor) -> None:
-    """And what ends it: the next one, if it is told to."""
+    """And what ends it: the next one, if it is told to; daemons end with the last of its processes."""
     process = start_executor("--spares", "0")
 
     async with Executor(process) as executor:
         notebook = await executor.notebook()
-        pid = notebook.record.pid
+        pid, daemon = notebook.record.pid, await start_daemon(notebook, _HIDE)
         process.process.terminate()
         assert await asyncio.to_thread(process.process.wait) == 0
         assert "stopping; 1 sessions and the warm parent run on: the next executor adopts them" in process.log()
         assert psutil.pid_exists(pid)
+        assert daemon.is_running()
         process.options = ("--end-sessions-on-exit",)
         process.start()
         await executor.connect()
         process.process.terminate()
         assert await asyncio.to_thread(process.process.wait) == 0
         assert not psutil.pid_exists(pid)
+        await until(lambda: not daemon.is_running(), "the daemon ended")
         assert process.log().count("run on") == 1

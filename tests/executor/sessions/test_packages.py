@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import sys
 import zipfile
@@ -33,71 +32,44 @@ def make_wheel(folder: Path) -> Path:
     return path
 
 
-async def test_pip_installs_for_the_user_and_leaves_the_shared_environment_alone(
+async def test_every_way_to_pip_installs_for_the_user_and_leaves_the_shared_environment_alone(
     process: ExecutorProcess, tmp_path: Path
 ) -> None:
-    """The package can be imported at once, nowhere else; torch, which it needs, is not installed again."""
-    wheel = make_wheel(tmp_path)
-    home = f"import os; os.environ['XDG_DATA_HOME'] = {str(tmp_path / 'data')!r}"
+    """The package can be imported at once, nowhere else; torch, which it needs, is not installed again.
+
+    `%pip` is a line of the shell, as IPython's own; also by the path, by the module, by the interpreter's name and from
+    Python it is the user's.
+    """
+    wheel, data = make_wheel(tmp_path), tmp_path / "my data"
 
     async with Executor(process) as executor:
-        notebook = await executor.notebook()
-        await notebook.run(home)
-        outcome = await notebook.run(f"%pip install --no-index --user {wheel}")
-        assert "Successfully installed own-package-1.0" in outcome.text
-        assert outcome.text.endswith("Note: you may need to restart the kernel to use updated packages.\n")
-        assert (await notebook.run("import own_package; own_package.answer")).text == "42"
-        where = (await notebook.run("own_package.__file__")).text
-        assert str(tmp_path) in where
-        assert "Successfully" not in (await notebook.run("%pip list")).text
-        stranger = await executor.notebook("grace")
-        assert (await stranger.run("import own_package")).error == "ModuleNotFoundError"
-        failed = await notebook.run("%pip install --no-index no-such-package-at-all")
-        assert "No matching distribution" in failed.text
-    assert not list(Path(sys.prefix).rglob("own_package*"))  # noqa: ASYNC240
-    assert not list((tmp_path / "data").rglob("torch"))
-
-
-async def test_a_line_of_pip_is_one_of_the_shell(process: ExecutorProcess, tmp_path: Path) -> None:
-    """Notes, pipes, redirections and quotes, as with IPython's own `%pip`; and it says what it says to the notebook."""
-    wheel = make_wheel(tmp_path)
-
-    async with Executor(process) as executor:
-        notebook = await executor.notebook()
-        await notebook.run(f"import os; os.environ['XDG_DATA_HOME'] = {str(tmp_path / 'my data')!r}")
-        outcome = await notebook.run(f"%pip install --quiet --no-index '{wheel}'  # what we need")
+        notebook, stranger = await executor.notebooks("ada", "grace")
+        await notebook.run(f"import os, subprocess, sys; os.environ['XDG_DATA_HOME'] = {str(data)!r}")
+        outcome = await notebook.run(f"%pip install --quiet --no-index --user '{wheel}'  # what we need")
         assert outcome.text == "Note: you may need to restart the kernel to use updated packages.\n"
         assert (await notebook.run("import own_package; own_package.answer")).text == "42"
+        assert (await stranger.run("import own_package")).error == "ModuleNotFoundError"
         listed = (await notebook.run("%pip list --format=freeze | grep -c '^own-package'")).text
         assert listed.splitlines()[0] == "1"
         await notebook.run(f"%pip show own-package > {tmp_path / 'log'} 2>&1")
         assert "Name: own-package" in (tmp_path / "log").read_text()
-
-
-async def test_every_way_to_pip_is_the_users_own(process: ExecutorProcess, tmp_path: Path) -> None:
-    """Also by the path, by the module, by the interpreter's name and from Python; what is shared stays as it is."""
-    make_wheel(tmp_path)
-
-    async with Executor(process) as executor:
-        notebook = await executor.notebook()
-        await notebook.run(f"import os; os.environ['XDG_DATA_HOME'] = {str(tmp_path / 'data')!r}")
-        await notebook.run("import subprocess, sys\n%pip --version")
-        options = f"--no-index --find-links {tmp_path}"
+        failed = await notebook.run("%pip install --no-index no-such-package-at-all")
+        assert "No matching distribution" in failed.text
+        options = f"--no-index --no-deps --find-links {tmp_path} own-package"
         for command in (
-            f"%%bash\npip install --user {options} own-package",
-            f"!python -m pip install {options} own-package",
-            f"subprocess.run([sys.executable, *'-m pip install {options} own-package'.split()], check=True)",
+            f"%%bash\npip install --user --force-reinstall {options}",
+            f"!python -m pip install --force-reinstall {options}",
+            f"subprocess.run([sys.executable, *'-m pip install --force-reinstall {options}'.split()], check=True)",
         ):
             assert "Successfully installed own-package-1.0" in (await notebook.run(command)).text, command
-            found = "import msgspec, own_package, sharedkernel; print(own_package.__file__)"
-            assert str(tmp_path / "data") in (await notebook.run(f'!python -c "{found}"')).text, command
-            removed = (await notebook.run("!pip3 uninstall --yes own-package")).text
-            assert "Successfully uninstalled own-package-1.0" in removed, command
-        assert "own_package" in (await notebook.run(f"!pip download {options} --no-deps own-package")).text
-        kept = (await notebook.run("!pip uninstall --yes msgspec")).text
-        assert "outside environment" in kept
-        assert (await notebook.run("import own_package")).error == "ModuleNotFoundError"
+        found = "import msgspec, own_package, sharedkernel; print(own_package.__file__)"
+        assert str(data) in (await notebook.run(f'!python -c "{found}"')).text
+        assert "own_package" in (await notebook.run(f"!pip download {options}")).text
+        removed = (await notebook.run("!pip3 uninstall --yes own-package msgspec")).text
+        assert "Successfully uninstalled own-package-1.0" in removed
+        assert "outside environment" in removed
     assert not list(Path(sys.prefix).rglob("own_package*"))  # noqa: ASYNC240
+    assert not list(data.rglob("torch"))
 
 
 #: a module that every session has imported, and its distribution's version
@@ -125,16 +97,26 @@ def install(own: Path, name: str, version: str, source: str) -> None:
 
 
 async def test_another_version_of_what_is_imported_comes_with_a_restart(process: ExecutorProcess, own: Path) -> None:
-    """Its user's sessions start afresh; one with which they cannot start is left out after two tries, and said."""
+    """Its user's sessions start afresh; one with which they cannot start is left out after two tries, and said.
+
+    Of one that they cannot run with, it is said which, and what is needed; no session starts afresh for that.
+    """
     usual, source = metadata.version("typing_extensions"), Path(typing_extensions.__file__).read_text()  # noqa: ASYNC240
+    unfit = "Your own msgspec 0.1 is not used: jupyter-sharedkernel needs msgspec>="
 
     async with Executor(process) as executor:
         before = await executor.notebook()
         assert (await before.run(_LOOK)).text == f"{usual} None\n"
-        install(own, "typing_extensions", "4.99.0", f"{source}\nmine = True\n")
-        after, *others = await asyncio.gather(*(executor.notebook() for _ in range(3)))  # each counts for itself
+        install(own, "msgspec", "0.1", "raise ImportError('too old')\n")
+        outcome = await (await executor.notebook()).run("import msgspec; print(hasattr(msgspec, 'Struct'))")
+        assert unfit in outcome.text
+        assert outcome.text.endswith("True\n")
+        install(own, "typing_extensions", "4.99.0", f"{source}\nmine = True\n")  # beside it, one that is fit
+        after, *others = await executor.notebooks("ada", "ada", "ada")  # each counts for itself
         for notebook in (after, *others):
-            assert (await notebook.run(_LOOK)).text == "4.99.0 True\n"
+            outcome = await notebook.run(_LOOK)
+            assert unfit in outcome.text
+            assert outcome.text.endswith("4.99.0 True\n")
         assert (await after.run("import torch; print(torch.ones(2).sum().item())")).text == "2.0\n"
         assert "typing_extensions" in (await after.run("%pip list")).text
         (own / "typing_extensions.py").write_text("raise ImportError('broken')\n")
@@ -145,18 +127,3 @@ async def test_another_version_of_what_is_imported_comes_with_a_restart(process:
         outcome = await last.run(_LOOK)
         assert "2 starts with your own packages failed, so this session has the shared ones" in outcome.text
         assert outcome.text.endswith("4.99.0 None\n")
-
-
-async def test_no_version_is_used_that_sessions_cannot_run_with(process: ExecutorProcess, own: Path) -> None:
-    """It says which, what is needed, and how to be rid of it."""
-    install(own, "msgspec", "0.1", "raise ImportError('too old')\n")
-    source = Path(typing_extensions.__file__).read_text()  # noqa: ASYNC240
-
-    async with Executor(process) as executor:
-        outcome = await (await executor.notebook()).run("import msgspec; print(hasattr(msgspec, 'Struct'))")
-        assert "Your own msgspec 0.1 is not used: jupyter-sharedkernel needs msgspec>=" in outcome.text
-        assert outcome.text.endswith("True\n")
-        install(own, "typing_extensions", "4.99.0", f"{source}\nmine = True\n")  # beside it, one that is fit
-        outcome = await (await executor.notebook()).run(_LOOK)
-        assert "Your own msgspec 0.1 is not used" in outcome.text
-        assert outcome.text.endswith("4.99.0 True\n")

@@ -35,23 +35,18 @@ class _FullMachine:
 
 
 @pytest.mark.heavy
-def test_spares_that_fail_are_tried_ever_less_often(caplog: pytest.LogCaptureFixture) -> None:
+async def test_spares_that_fail_are_tried_ever_less_often(caplog: pytest.LogCaptureFixture) -> None:
     """Each failure doubles the pause before the next fork, and says why and when; asking for more changes nothing."""
-
-    async def main() -> list[float]:
-        machine = _FullMachine()
-        pool = SessionPool(machine, 3, first_retry=_FIRST)
+    caplog.set_level(logging.WARNING)
+    machine = _FullMachine()
+    pool = SessionPool(machine, 3, first_retry=_FIRST)
+    pool.want()
+    while len(machine.tried_at) < 5:
+        await machine.tried.wait()
+        machine.tried.clear()
         pool.want()
-        while len(machine.tried_at) < 5:
-            await machine.tried.wait()
-            machine.tried.clear()
-            pool.want()
-        pool.close()
-        return machine.tried_at
-
-    with caplog.at_level(logging.WARNING):
-        tried_at = asyncio.run(main())
-    pauses = [after - before for before, after in itertools.pairwise(tried_at)]
+    pool.close()
+    pauses = [after - before for before, after in itertools.pairwise(machine.tried_at)]
     assert [pause >= least for pause, least in zip(pauses[2:], (0.4, 0.8), strict=False)] == [True, True]
     assert "no space left on device" in caplog.records[-1].getMessage()
     assert "next try in" in caplog.records[-1].getMessage()
@@ -97,10 +92,14 @@ class _Machine(_FullMachine):
 async def test_spares_follow_demand() -> None:
     """One is there for the first user; a second start soon after brings four, a rush up to six, a quiet time one again.
 
-    After a rush as many are kept as came, up to three times the usual number in demand.
+    After a rush as many are kept as came, up to three times the usual number in demand. Where none are wanted there are
+    none, whatever the demand: their memory is to be saved.
     """
-    machine, rushed = _Machine(), _Machine()
-    pool, rushed_pool = SessionPool(machine, 1, quiet=3.0), SessionPool(rushed, 1, in_demand=2, quiet=3.0)
+    machine, rushed, saving = _Machine(), _Machine(), _Machine()
+    saving_pool = SessionPool(saving, 0)
+    for _ in range(3):
+        assert (await saving_pool.take(OWN)).session is not None
+    pool, rushed_pool = SessionPool(machine, 1, quiet=1.5), SessionPool(rushed, 1, in_demand=2, quiet=1.5)
     for _ in range(4):
         await rushed_pool.take(OWN)
     await rushed.until_spares(4)
@@ -116,23 +115,9 @@ async def test_spares_follow_demand() -> None:
     await machine.until_spares(4)
     for each in (machine, rushed):
         await each.until_spares(1)
-    pool.close()
-    rushed_pool.close()
     assert sum(process.session is not None for process in machine.processes.values()) == 2, "nobody's session ends"
-    for process in [*machine.processes.values(), *rushed.processes.values()]:
-        process.page.close()
-
-
-async def test_no_spares_are_kept_where_none_are_wanted() -> None:
-    """Whatever the demand: their memory is to be saved."""
-    machine, other = _Machine(), _Machine()
-    pool, with_spares = SessionPool(machine, 0), SessionPool(other, 1)
-    for _ in range(3):
-        assert (await pool.take(OWN)).session is not None
-        await with_spares.take(OWN)
-    await other.until_spares(4)
-    pool.close()
-    with_spares.close()
-    assert len(machine.tried_at) == 3
-    for process in [*machine.processes.values(), *other.processes.values()]:
+    assert len(saving.tried_at) == 3
+    for each in (pool, rushed_pool, saving_pool):
+        each.close()
+    for process in (*machine.processes.values(), *rushed.processes.values(), *saving.processes.values()):
         process.page.close()

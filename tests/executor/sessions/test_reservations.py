@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 import torch
 
-from sharedkernel.protocol import Limits
-from tests.executor.harness import Executor, ExecutorProcess, Notebook
+from tests.executor.harness import ExecutorProcess, Notebook
+from tests.executor.sessions.test_reclaimable import a_notebook
+from tests.warm import take_place
 
 pytestmark = pytest.mark.heavy
 
@@ -33,18 +34,14 @@ FAILURES = ("torch.ones(3 << 28)", "np.ones(3 << 27)", "np.zeros(3 << 27)", "byt
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[ExecutorProcess]:
-    process = ExecutorProcess(capacity="8GiB")
+    process = ExecutorProcess(capacity="8GiB", place=take_place())
     yield process
     process.close()
 
 
-@asynccontextmanager
-async def a_notebook(process: ExecutorProcess) -> AsyncIterator[Notebook]:
-    """Yield one with a quota of 1 GiB."""
-    async with Executor(process) as executor:
-        notebook = await executor.notebook("ada", limits=Limits(user="ada", quota_bytes=1 << 30))
-        assert (await notebook.run("import numpy as np, mmap, torch")).status == "ok"
-        yield notebook
+def with_a_gibibyte(process: ExecutorProcess) -> AbstractAsyncContextManager[Notebook]:
+    """Return a notebook with that quota."""
+    return a_notebook(process, "import numpy as np, mmap, torch", 1 << 30)
 
 
 async def fails_cleanly(notebook: Notebook) -> None:
@@ -55,10 +52,31 @@ async def fails_cleanly(notebook: Notebook) -> None:
         assert "your quota is 1.0 GiB" in outcome.message, (code, outcome)
 
 
-async def test_threads_start_however_little_memory_is_left(process: ExecutorProcess) -> None:
-    """400 at a quota of 1 GiB, also where tensors have most of it; tensors take none of their room afterwards."""
-    async with a_notebook(process) as notebook:
-        assert (await notebook.run(f"{THREADS}\nstart(400)")).text == "400\n"
+async def test_threads_start_however_little_memory_is_left(process: ExecutorProcess, tmp_path: Path) -> None:
+    """400 at a quota of 1 GiB, also where tensors have most of it; tensors take none of their room afterwards.
+
+    What is reserved takes no room from arrays in the same cell, whatever was given back before, and where no
+    reservation would have been refused.
+    """
+    data = tmp_path / "data"
+    with data.open("wb") as file:
+        file.truncate(1 << 30)
+    reserve = f"""{THREADS}
+start(400)
+array = np.memmap({str(data)!r}, mode="c", dtype="u1")
+held = np.ones(100 << 20)
+del held, array
+stop = threading.Event()
+running = [threading.Thread(target=stop.wait) for _ in range(100)]
+[thread.start() for thread in running]
+held = np.ones(100 << 20)
+stop.set()
+print(held.size >> 20)
+del held
+"""
+    async with with_a_gibibyte(process) as notebook:
+        outcome = await notebook.run(reserve)
+        assert (outcome.status, outcome.text) == ("ok", "400\n100\n"), outcome
         assert (await notebook.run("held = torch.ones(800 << 18)\nheld.sum().item()")).text == f"{float(800 << 18)}"
         assert (await notebook.run("start(400)")).text == "400\n"
         await fails_cleanly(notebook)
@@ -71,7 +89,7 @@ async def test_private_maps_count_when_they_are_written(process: ExecutorProcess
         file.truncate(2 << 30)
     with torch.serialization.skip_data():
         torch.save({"weight": torch.empty(1 << 29)}, saved)
-    async with a_notebook(process) as notebook:
+    async with with_a_gibibyte(process) as notebook:
         for code in (
             f"array = np.memmap({str(data)!r}, mode='c', dtype='u1'); array[-1] = 7; int(array[-1] + array[0])",
             f"weight = torch.load({str(saved)!r}, mmap=True)['weight']; weight[-1] = 7; int(weight[-1] + weight[0])",
@@ -86,31 +104,9 @@ async def test_private_maps_count_when_they_are_written(process: ExecutorProcess
         await fails_cleanly(notebook)  # not in the room that they had
 
 
-async def test_what_is_reserved_takes_no_room_from_arrays(process: ExecutorProcess, tmp_path: Path) -> None:
-    """In the same cell, whatever was given back before, and where no reservation would have been refused."""
-    data = tmp_path / "data"
-    with data.open("wb") as file:
-        file.truncate(1 << 30)
-    async with a_notebook(process) as notebook:
-        code = f"""{THREADS}
-start(400)
-array = np.memmap({str(data)!r}, mode="c", dtype="u1")
-held = np.ones(100 << 20)
-del held, array
-stop = threading.Event()
-running = [threading.Thread(target=stop.wait) for _ in range(100)]
-[thread.start() for thread in running]
-held = np.ones(100 << 20)
-stop.set()
-len(held) >> 20
-"""
-        outcome = await notebook.run(code)
-        assert (outcome.status, outcome.text) == ("ok", "400\n100"), outcome
-
-
 async def test_a_forked_child_reserves_as_its_session_does(process: ExecutorProcess) -> None:
     """It has the same limit, and nobody else to raise it. What a map lacks for another reason is an error as ever."""
-    async with a_notebook(process) as notebook:
+    async with with_a_gibibyte(process) as notebook:
         code = f"""{THREADS}
 import os
 child = os.fork()

@@ -1,13 +1,17 @@
-"""What a fork shares: no secret, seed or name that sessions which start afresh would have each of their own."""
+"""Sessions that are forked, and such as start afresh, with variables which are read when torch is imported.
+
+A fork shares no secret, seed or name that sessions which start afresh would have each of their own.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
 import pytest
 
-from tests.executor.harness import Executor, ExecutorProcess
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook
 
 pytestmark = pytest.mark.heavy
 
@@ -65,21 +69,49 @@ _HARMLESS = re.compile(
 )
 
 
-async def test_forked_sessions_share_nothing_that_each_should_have_alone(process: ExecutorProcess) -> None:
-    """A value that two forked sessions have alike, and that differs between two that started afresh."""
+_ASKED = {"KERNEL_ENV_PYTORCH_JIT": "0", "KERNEL_ENV_MINE": "a b"}
+#: whether torch has read the variable
+_LOOK = "import os, torch; os.environ['MINE'], torch.jit._state._enabled.enabled"
+
+
+async def test_forked_sessions_and_such_as_start_afresh(process: ExecutorProcess) -> None:
     async with Executor(process) as executor:
-        afresh = {"KERNEL_ENV_PYTORCH_JIT": "1"}
-        found = []
-        for environment in ({}, {}, afresh, afresh):
-            notebook = await executor.notebook(env=environment)
-            printed = (await notebook.run(_WALK)).text.splitlines()  # a library's warnings, too
-            found.append(json.loads(next(line for line in printed if line.startswith("{"))))
-        one, other, first, second = found
-        assert len(one) > 10_000
-        assert one["authkey"] != other["authkey"]
-        shared = sorted(
-            name
-            for name, value in one.items()
-            if other.get(name) == value and name in first and name in second and first[name] != second[name]
-        )
-        assert [name for name in shared if not _HARMLESS.fullmatch(name)] == []
+        one, other = await executor.notebooks("ada", "ada")
+        first, second = await executor.notebooks("ada", "ada", env=_ASKED)
+        await _share_nothing_that_each_should_have_alone(one, other, first, second)
+        assert (await one.run("import torch; torch.jit._state._enabled.enabled")).text == "True"
+        await _is_a_session_like_any_other(executor, first)
+
+
+async def _share_nothing_that_each_should_have_alone(*notebooks: Notebook) -> None:
+    """Fail for a value that two forked sessions have alike, and that differs between two that started afresh."""
+    found = []
+    for outcome in await asyncio.gather(*(notebook.run(_WALK) for notebook in notebooks)):
+        # a library's warnings are printed, too
+        found.append(json.loads(next(line for line in outcome.text.splitlines() if line.startswith("{"))))
+    one, other, first, second = found
+    assert len(one) > 10_000
+    assert one["authkey"] != other["authkey"]
+    shared = sorted(
+        name
+        for name, value in one.items()
+        if other.get(name) == value and name in first and name in second and first[name] != second[name]
+    )
+    assert [name for name in shared if not _HARMLESS.fullmatch(name)] == []
+
+
+async def _is_a_session_like_any_other(executor: Executor, notebook: Notebook) -> None:
+    """Fail unless one that started afresh is measured, granted the device, restored, adopted, and its end told."""
+    assert (await notebook.run(_LOOK)).text == "('a b', False)"
+    assert (await notebook.run("kept = torch.arange(4 << 20); print('seen')")).text == "seen\n"
+    assert (await notebook.run("!echo out")).text.strip() == "out"
+    entry = await executor.session(notebook)
+    assert entry["persistent_bytes"] >= 32 << 20
+    assert entry["attained_service_seconds"] > 0
+    await executor.client.offload_session(notebook.session)
+    assert (await executor.session(notebook))["state"] == "offloaded"
+    await executor.replace()
+    assert (await notebook.run("int(kept[-1])")).text == str((4 << 20) - 1)
+    died = executor.told_of_end()  # by the warm parent, whose child it is as any other
+    notebook.client.execute("import os; os._exit(3)")
+    assert "code 3" in await asyncio.wait_for(died, PATIENCE)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import inspect
+import mmap
 import os
 import re
 import signal
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from sharedkernel.errors import Refused, SessionNotFound
 from sharedkernel.protocol import Limits
 from tests.executor.harness import PATIENCE, SECRET, Executor, ExecutorProcess, Notebook, until
-from tests.status.documents import to_json
 
 TRAIN = """
 import torch
@@ -42,40 +47,29 @@ async def is_running(executor: Executor, notebook: Notebook) -> bool:
     return await state(executor, notebook) in ("running", "preempting", "queued")
 
 
-async def test_tensors_stay_between_cells_and_python_needs_no_device(process: ExecutorProcess) -> None:
-    """Plain Python runs without the device; a tensor is there in the next cell and is charged to its user."""
-    async with Executor(process) as executor:
-        notebook = await executor.notebook()
-        assert (await notebook.run("1 + 1")).text == "2"
-        assert (await executor.session(notebook))["attained_service_seconds"] == 0
-        await notebook.run("import torch; x = torch.ones(2048, 1024)")
-        assert (await notebook.run("float(x.sum())")).text == str(2048.0 * 1024)
-        session = await executor.session(notebook)
-        assert session["attained_service_seconds"] > 0
-        assert session["persistent_bytes"] >= 8 << 20
-        assert session["state"] == "idle"
+def lock_in(path: str) -> ctypes._Pointer[ctypes.c_int]:
+    """Return a lock of the C library's that is in a file, and so in all processes that call this."""
+    with open(path, "r+b") as file:
+        return ctypes.pointer(ctypes.c_int.from_buffer(mmap.mmap(file.fileno(), mmap.PAGESIZE)))
 
 
 async def test_two_trainings_take_turns_and_compute_what_they_would_alone(process: ExecutorProcess) -> None:
     """Both users get device time, both switch, and sharing changes no bit of either's loss."""
     async with Executor(process) as executor:
-        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+        ada, grace = await executor.notebooks("ada", "grace")
         await asyncio.gather(ada.run(TRAIN), grace.run(TRAIN))
         alone = await ada.run("train(600)")
         await ada.run(TRAIN)
         together = await asyncio.gather(ada.run("train(600)"), grace.run("train(600)"))
         assert [outcome.text for outcome in together] == [alone.text, alone.text]
-        served = {
-            user["name"]: user["attained_service_seconds"] for user in to_json(await executor.client.status())["users"]
-        }
-        assert served["ada"] > 0
-        assert served["grace"] > 0
+        for notebook in (ada, grace):
+            assert (await executor.session(notebook))["attained_service_seconds"] > 0
 
 
 async def test_a_short_cell_gets_in_beside_endless_ones(process: ExecutorProcess) -> None:
     """A training without any boundary, and one with, do not keep a short cell out."""
     async with Executor(process) as executor:
-        endless, bare, short = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
+        endless, bare, short = await executor.notebooks("ada", "grace", "lin")
         await asyncio.gather(endless.run(TRAIN), bare.run("import torch; a = torch.ones(64, 64)"))
         tasks = [
             asyncio.create_task(endless.run(FOREVER)),
@@ -92,17 +86,24 @@ async def test_a_short_cell_gets_in_beside_endless_ones(process: ExecutorProcess
 
 
 @pytest.mark.heavy
-async def test_code_that_spins_in_c_is_stopped_for_others(process: ExecutorProcess) -> None:
+async def test_code_that_spins_in_c_is_stopped_for_others(process: ExecutorProcess, tmp_path: Path) -> None:
     """A holder deep in a foreign call hears no signal; others run all the same, and it is not hurt."""
+    path = tmp_path / "lock"
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    libc, lock = ctypes.CDLL(None), lock_in(str(path))
+    libc.pthread_spin_init(lock, 1)  # for several processes
+    libc.pthread_spin_lock(lock)
+    prepare = f"from __future__ import annotations\nimport ctypes, mmap, torch\n{inspect.getsource(lock_in)}"
+
     async with Executor(process) as executor:
-        spinning, other = await executor.notebook("ada"), await executor.notebook("grace")
-        await spinning.run("import torch, hashlib; x = torch.ones(3)")
-        # One call that does not come back to Python for seconds, right after the device was used.
-        spin = "x + 1; d = hashlib.pbkdf2_hmac('sha256', b'', b'', 20_000_000)"
-        task = asyncio.create_task(spinning.run(spin))
+        spinning, other = await executor.notebooks("ada", "grace")
+        await spinning.run(f"{prepare}\nlock = lock_in({str(path)!r})")
+        # One call that does not come back to Python until this process lets it, right after the device was used.
+        task = asyncio.create_task(spinning.run("x = torch.ones(3); ctypes.CDLL(None).pthread_spin_lock(lock)"))
         await until(lambda: is_running(executor, spinning), "it holds the device")
         assert (await other.run("import torch; int(torch.ones(10).sum())")).text == "10"
         assert not task.done()
+        libc.pthread_spin_unlock(lock)
         assert (await task).status == "ok"
         assert (await spinning.run("int(x.sum())")).text == "3"
 
@@ -111,7 +112,7 @@ async def test_code_that_spins_in_c_is_stopped_for_others(process: ExecutorProce
 async def test_interrupt_while_queued_takes_the_cell_out_of_the_queue(fifo_process: ExecutorProcess) -> None:
     """A waiting cell shows why it waits, ends with KeyboardInterrupt, and the next one works."""
     async with Executor(fifo_process) as executor:
-        holder, waiter = await executor.notebook("ada"), await executor.notebook("grace")
+        holder, waiter = await executor.notebooks("ada", "grace")
         await holder.run(TRAIN)
         running = asyncio.create_task(holder.run(FOREVER))
         await until(lambda: is_running(executor, holder), "the training runs")
@@ -135,14 +136,12 @@ async def test_interrupt_while_queued_takes_the_cell_out_of_the_queue(fifo_proce
 async def test_quota_raises_out_of_memory_with_figures_and_loses_nothing(process: ExecutorProcess) -> None:
     """Over quota: a torch.OutOfMemoryError in that cell, session and tensors intact, also over two sessions."""
     async with Executor(process) as executor:
-        limits = Limits(user="ada", quota_bytes=256 << 20)
-        notebook = await executor.notebook(limits=limits)
+        notebook, other = await executor.notebooks("ada", "ada", limits=Limits(user="ada", quota_bytes=256 << 20))
         await notebook.run("import torch; kept = torch.ones(25 << 20)")  # 100 MiB
         outcome = await notebook.run("big = torch.empty(1 << 30); big.fill_(1)")
         assert outcome.error == "OutOfMemoryError"
         assert "256 MiB" in outcome.message
         assert (await notebook.run("int(kept.sum())")).text == str(25 << 20)
-        other = await executor.notebook(limits=limits)
         outcome = await other.run("import torch\nparts = [torch.ones(25 << 20) for _ in range(4)]")
         assert outcome.error == "OutOfMemoryError"
         # the session says so itself, or the executor, if it was asked for the memory first
@@ -150,68 +149,44 @@ async def test_quota_raises_out_of_memory_with_figures_and_loses_nothing(process
         assert (await notebook.run("int(kept.sum())")).text == str(25 << 20)
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("import os; os._exit(3)", "exited by itself with code 3"),
-        ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "the machine had run out of memory"),
-    ],
-)
-async def test_a_crash_is_told_and_touches_nobody_else(process: ExecutorProcess, code: str, expected: str) -> None:
-    """The session's end is told with its cause; another user's session goes on."""
+async def test_a_crash_is_told_and_touches_nobody_else(process: ExecutorProcess) -> None:
+    """The session's end is told with its cause; another user's session goes on.
+
+    Until a process is reaped, the system itself tells how it ended, though its parent does nothing.
+    """
     async with Executor(process) as executor:
-        died = executor.told_of_end()
-        crashing, other = await executor.notebook("ada"), await executor.notebook("grace")
+        crashing, other = await executor.notebooks("ada", "grace")
         await other.run("import torch; x = torch.ones(5)")
-        crashing.client.execute(f"import torch; y = torch.ones(5)\n{code}")
-        assert expected in await asyncio.wait_for(died, PATIENCE)
-        assert (await other.run("int(x.sum())")).text == "5"
-        with pytest.raises(SessionNotFound):
-            await executor.client.signal_session(crashing.session, signal.SIGINT)
-        again = await executor.notebook("ada", session=crashing.session)
-        assert again.record.incarnation > crashing.record.incarnation
-        assert (await again.run("'y' in globals()")).text == "False"
-
-
-@pytest.mark.heavy
-async def test_a_crash_is_told_though_its_parent_does_nothing(process: ExecutorProcess) -> None:
-    """Until a process is reaped, the system itself tells how it ended."""
-    async with Executor(process) as executor:
+        for code, expected in (
+            ("import os; os._exit(3)", "exited by itself with code 3"),
+            ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
+            ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "the machine had run out of memory"),
+        ):
+            died = executor.told_of_end()
+            crashing.client.execute(f"import torch; y = torch.ones(5)\n{code}")
+            assert expected in await asyncio.wait_for(died, PATIENCE)
+            assert (await other.run("int(x.sum())")).text == "5"
+            with pytest.raises(SessionNotFound):
+                await executor.client.signal_session(crashing.session, signal.SIGINT)
+            before, crashing = crashing, await executor.notebook("ada", session=crashing.session)
+            assert crashing.record.incarnation > before.record.incarnation
+            assert (await crashing.run("'y' in globals()")).text == "False"
         died = executor.told_of_end()
-        notebook = await executor.notebook()
-        parent = psutil.Process(notebook.record.pid).parent()
-        assert parent is not None
+        parent = psutil.Process(psutil.Process(crashing.record.pid).ppid())
         parent.suspend()
         try:
-            os.kill(notebook.record.pid, signal.SIGSEGV)
+            os.kill(crashing.record.pid, signal.SIGSEGV)
             assert "SIGSEGV" in await asyncio.wait_for(died, PATIENCE)
         finally:
             parent.resume()
 
 
-async def test_forks_and_worker_processes_do_not_disturb(process: ExecutorProcess) -> None:
-    """A forked child and a DataLoader's workers compute freely; the session is itself afterwards."""
-    async with Executor(process) as executor:
-        notebook, other = await executor.notebook("ada"), await executor.notebook("grace")
-        fork = (
-            "import os, torch\nx = torch.ones(4)\npid = os.fork()\n"
-            "if pid == 0:\n    (x + 1).sum(); os._exit(7)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
-        )
-        assert (await notebook.run(fork)).text == "7"
-        load = (
-            "from torch.utils.data import DataLoader, TensorDataset\n"
-            "data = DataLoader(TensorDataset(torch.arange(64.)), batch_size=8, num_workers=2)\n"
-            "sum(float(batch.sum()) for batch, in data)"
-        )
-        assert (await notebook.run(load)).text == "2016.0"
-        assert (await other.run("import torch; int(torch.ones(3).sum())")).text == "3"
-
-
 async def test_callbacks_and_subshells_pass_the_gate(process: ExecutorProcess) -> None:
-    """Device work outside cells is held under grants as well."""
+    """Plain Python runs without the device; device work outside cells is held under grants as well."""
     async with Executor(process) as executor:
         notebook = await executor.notebook()
+        assert (await notebook.run("1 + 1")).text == "2"
+        assert (await executor.session(notebook))["attained_service_seconds"] == 0
         await notebook.run("import torch, asyncio\nasync def later():\n    global y\n    y = torch.ones(500, 500) @ x")
         await notebook.run("x = torch.ones(500, 500)")
         before = (await executor.session(notebook))["attained_service_seconds"]
@@ -237,23 +212,27 @@ async def test_callbacks_and_subshells_pass_the_gate(process: ExecutorProcess) -
         assert (await notebook.run("int(z)")).text == str(500**3)
 
 
-async def test_sessions_are_separate(process: ExecutorProcess, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Own random numbers, own environment without the executor's secrets, the notebook's folder or home."""
-    folder = tmp_path_factory.mktemp("notebooks")
+async def test_sessions_are_separate(process: ExecutorProcess, tmp_path: Path) -> None:
+    """Own random numbers, own environment without the executor's secrets, the notebook's folder or home.
 
+    In lists of processes, each is called after its user and notebook.
+    """
     async with Executor(process) as executor:
-        first = await executor.notebook(cwd=str(folder), env={"KERNEL_COURSE": "ml"})
-        second = await executor.notebook(cwd="/no/such/folder")
+        first, second = await asyncio.gather(
+            executor.notebook(notebook="lessons/train.ipynb", cwd=str(tmp_path), env={"KERNEL_COURSE": "ml"}),
+            executor.notebook(cwd="/no/such/folder"),
+        )
+        told = (await second.run("import os; os.getcwd() == os.path.expanduser('~')")).text
+        assert "/no/such/folder is not on the machine" in told
+        assert told.endswith("True")
+        session = psutil.Process(first.record.pid)
+        assert ("".join(session.cmdline()), session.name()) == ("sharedkernel: ada · train.ipynb", "sk ada")
         draw = "import torch, numpy, random; (torch.rand(1).item(), numpy.random.rand(), random.random())"
-        assert (await first.run(draw)).text != (await second.run(draw)).text.splitlines()[-1]
-        assert (await first.run("import os; os.getcwd()")).text == repr(str(folder))
+        assert (await first.run(draw)).text != (await second.run(draw)).text
+        assert (await first.run("import os; os.getcwd()")).text == repr(str(tmp_path))
         environment = (await first.run("open('/proc/self/environ').read() + str(dict(os.environ))")).text
         assert SECRET not in environment
         assert "KERNEL_COURSE" in environment
-        outcome = await executor.notebook(cwd="/no/such/folder")
-        told = await outcome.run("import os; os.getcwd() == os.path.expanduser('~')")
-        assert "/no/such/folder is not on the machine" in told.text
-        assert told.text.endswith("True")
 
 
 async def test_a_lingering_session_is_given_back_once(process: ExecutorProcess) -> None:
@@ -295,10 +274,52 @@ async def test_a_session_that_is_ending_is_not_given_back(process: ExecutorProce
         await ending
 
 
-async def test_a_session_s_process_is_called_after_user_and_notebook(process: ExecutorProcess) -> None:
-    """In lists of processes."""
+async def debug(notebook: Notebook, command: str, **arguments: Any) -> dict[str, Any]:
+    """Return the content of the reply to a request of JupyterLab's debugger."""
+    client = notebook.client
+    content = {"type": "request", "seq": 1, "command": command, "arguments": arguments}
+    request = client.session.msg("debug_request", content)
+    client.control_channel.send(request)
+    while True:
+        reply = await client.get_control_msg(timeout=PATIENCE)
+        if reply["parent_header"].get("msg_id") == request["header"]["msg_id"]:
+            return dict(reply["content"])
+
+
+async def test_the_debugger_can_be_used(process: ExecutorProcess) -> None:
+    """It is offered, and starts."""
     async with Executor(process) as executor:
-        notebook = await executor.notebook(notebook="lessons/train.ipynb")
-        session = psutil.Process(notebook.record.pid)
-        assert "".join(session.cmdline()) == "sharedkernel: ada · train.ipynb"
-        assert session.name() == "sk ada"
+        notebook = await executor.notebook()
+        information = await notebook.client.kernel_info(reply=True)
+        assert "debugger" in information["content"]["supported_features"]
+        assert (await debug(notebook, "initialize", clientID="c", adapterID="", pathFormat="path"))["success"]
+        assert (await debug(notebook, "disconnect", restart=False, terminateDebuggee=False))["success"]
+
+
+async def test_a_client_may_connect_its_socket_for_input_after_the_cell_has_asked(process: ExecutorProcess) -> None:
+    """The question is not lost, as ZeroMQ would have it; and so the cell does not wait for ever."""
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        client = AsyncKernelClient()
+        connection = notebook.record.connection
+        client.load_connection_info({**connection, "key": connection["key"].encode()})
+        client.start_channels(hb=False, stdin=False)
+        try:
+            client.execute("print('asking', flush=True); print(input())", allow_stdin=True)
+            await heard(client, "asking\n")
+            client.stdin_channel.start()
+            question = await client.get_stdin_msg(timeout=PATIENCE)
+            assert question["msg_type"] == "input_request"
+            client.input("an answer")
+            await heard(client, "an answer\n")
+        finally:
+            client.stop_channels()
+            client.context.term()
+
+
+async def heard(client: AsyncKernelClient, text: str) -> None:
+    """Return once the cell has printed *text*."""
+    while True:
+        message = await client.get_iopub_msg(timeout=PATIENCE)
+        if message["msg_type"] == "stream" and text in message["content"]["text"]:
+            return
