@@ -39,23 +39,28 @@ def test_a_user_s_directory_is_theirs_alone(shared: Path) -> None:
     assert stat.S_IMODE(shared.stat().st_mode) == 0o711
 
 
-@needs_root
-@pytest.mark.parametrize("what", ["a link", "a file", "another's", "root's, in use"])
-def test_what_is_in_its_place_is_refused_and_left_alone(shared: Path, tmp_path: Path, what: str) -> None:
-    """Above all a link is not followed: what it leads to keeps its owner."""
-    target = tmp_path / "target"
+def put(place: Path, what: str, target: Path) -> None:
+    """Put something into the *place* of a directory; a link leads to *target*."""
     target.mkdir()
-    place = shared / "ada"
     if what == "a link":
         place.symlink_to(target)
     elif what == "a file":
         place.touch()
     else:
         place.mkdir()
-        if what == "another's":
-            os.chown(place, UID + 1, UID + 1)
-        else:
-            (place / "file").touch()
+        place.chmod(0o777)
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["a link", "a file", "another's", "root's, in use"])
+def test_what_is_in_its_place_is_refused_and_left_alone(shared: Path, tmp_path: Path, what: str) -> None:
+    """Above all a link is not followed: what it leads to keeps its owner."""
+    place, target = shared / "ada", tmp_path / "target"
+    put(place, what, target)
+    if what == "another's":
+        os.chown(place, UID + 1, UID + 1)
+    elif what == "root's, in use":
+        (place / "file").touch()
     before = os.lstat(place)
     with pytest.raises(Refused, match="the admin has to"):
         make_directory_of(shared, "ada", UID, UID)
@@ -67,14 +72,7 @@ def test_what_is_in_its_place_is_refused_and_left_alone(shared: Path, tmp_path: 
 def test_a_directory_of_directories_is_ours_alone(tmp_path: Path, what: str) -> None:
     """Where others could put a link, nothing is made."""
     place = tmp_path / "shared"
-    if what == "a link":
-        (tmp_path / "target").mkdir()
-        place.symlink_to(tmp_path / "target")
-    elif what == "a file":
-        place.touch()
-    else:
-        place.mkdir()
-        place.chmod(0o777)
+    put(place, what, tmp_path / "target")
     with pytest.raises(ConfigError, match="--homes"):
         make_shared_directory(place, named_by="--homes")
 

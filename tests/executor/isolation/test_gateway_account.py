@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import pwd
@@ -22,35 +21,41 @@ from sharedkernel.local_stack import free_port
 from sharedkernel.paths import GATEWAY_DIRECTORY, SESSIONS_DIRECTORY
 from sharedkernel.system.lock_file import GATEWAY_LOCK
 from tests.executor.harness import PATIENCE
-from tests.executor.isolation import ADA, FIRST_UID, GATEWAY, ApartExecutor, Executor, needs_root, readable_by_all
+from tests.executor.isolation import (
+    ADA,
+    FIRST_UID,
+    GATEWAY,
+    ApartExecutor,
+    as_account,
+    needs_root,
+    readable_by_all,
+)
 
 pytestmark = needs_root
 
 
 _BE_A_GATEWAY = """if True:
-    import asyncio, os, pwd, sys
+    import asyncio, sys
     from types import SimpleNamespace
     from pathlib import Path
     from tests.executor.harness import Executor
-    account = pwd.getpwnam(sys.argv[2])
-    os.setgroups([]); os.setgid(account.pw_gid); os.setuid(account.pw_uid)
     async def main():
         process = SimpleNamespace(poll=lambda: None)
         process = SimpleNamespace(runtime_directory=Path(sys.argv[1]), process=process, log=lambda: "")
         executor = Executor(process)
         await executor.client.connect()
         async with executor:
-            notebook = await executor.notebook(sys.argv[3])
+            notebook = await executor.notebook(sys.argv[2])
             print((await notebook.run("import os; os.getuid()")).text)
     asyncio.run(main())
 """
+_ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[3])}
 
 
 def _be_a_gateway(apart: ApartExecutor, account: str) -> subprocess.CompletedProcess[str]:
     """Run a cell of ADA's as *account*; return what it printed."""
-    command = readable_by_all([sys.executable, "-c", _BE_A_GATEWAY, str(apart.runtime_directory), account, ADA])
-    python_path = str(Path(__file__).parents[3])
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": python_path, "HOME": "/", "IPYTHONDIR": "/nonexistent"}
+    command = as_account(account, "-c", _BE_A_GATEWAY, str(apart.runtime_directory), ADA)
+    environment = {**_ENVIRONMENT, "HOME": "/", "IPYTHONDIR": "/nonexistent"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
@@ -73,17 +78,16 @@ class InTheGatewaysGroup(ApartExecutor):
 
 
 @pytest.mark.heavy
-async def test_an_executor_in_the_gateways_group_sets_no_bit_that_its_unit_forbids() -> None:
+def test_an_executor_in_the_gateways_group_sets_no_bit_that_its_unit_forbids() -> None:
     """With `RestrictSUIDSGID=` the system refuses the bit; the gateway reaches its sessions all the same."""
     executor = InTheGatewaysGroup()
     try:
-        async with Executor(executor):
-            pass
+        executor.wait()
         assert not (executor.runtime_directory / SESSIONS_DIRECTORY).stat().st_mode & stat.S_ISGID
-        done = await asyncio.to_thread(_be_a_gateway, executor, GATEWAY)
+        done = _be_a_gateway(executor, GATEWAY)
         assert int(done.stdout) in range(FIRST_UID, FIRST_UID + 100), done.stderr
     finally:
-        await asyncio.to_thread(executor.close)
+        executor.close()
 
 
 @pytest.fixture
@@ -98,14 +102,9 @@ def gateways_own() -> Iterator[Path]:
 def test_a_whole_gateway_without_root_serves_and_is_drained(apart: ApartExecutor, gateways_own: Path) -> None:
     """In a runtime directory that is root's it lacks nothing: it complains of nothing, and goes when it is asked to."""
     port = free_port()
-    account = pwd.getpwnam(GATEWAY)
-    become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
-    command = readable_by_all(
-        [*become, sys.executable, "-m", "sharedkernel", "gateway", "--port", str(port), "--runtime-dir",
-         str(apart.runtime_directory)]
-    )  # fmt: skip
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[3]), "HOME": str(gateways_own),
-                   "JUPYTER_TOKEN": "a-token-that-nobody-can-guess"}  # fmt: skip
+    options = ["--port", str(port), "--runtime-dir", str(apart.runtime_directory)]
+    command = as_account(GATEWAY, "-m", "sharedkernel", "gateway", *options)
+    environment = {**_ENVIRONMENT, "HOME": str(gateways_own), "JUPYTER_TOKEN": "a-token-that-nobody-can-guess"}
 
     def ask(method: str, path: str) -> tuple[int, bytes]:
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method, data=b"{}")
@@ -136,10 +135,8 @@ def test_a_whole_gateway_without_root_serves_and_is_drained(apart: ApartExecutor
     assert [line for line in said.splitlines() if line.startswith(("[W", "[E", "[C", "Traceback"))] == []
     (audit,) = gateways_own.glob(".local/state/sharedkernel/*/audit.jsonl")
     assert '"start session"' in audit.read_text()
-    assert [(path.stat().st_uid, path.stat().st_mode & 0o777) for path in (audit.parent, audit)] == [
-        (account.pw_uid, 0o700),
-        (account.pw_uid, 0o600),
-    ]
+    assert {path.stat().st_uid for path in (audit.parent, audit)} == {pwd.getpwnam(GATEWAY).pw_uid}
+    assert [path.stat().st_mode & 0o777 for path in (audit.parent, audit)] == [0o700, 0o600]
 
 
 def test_another_account_does_not_get_the_files_of_a_gateway() -> None:

@@ -41,13 +41,11 @@ _RIGHTS = """if True:
 async def test_a_hung_session_outlives_its_executor_and_a_session(apart: ApartExecutor) -> None:
     """The next executor finds it by its record and its page; the one that was killed is not there."""
     async with Executor(apart) as executor:
-        hung, killed = await executor.notebook(ADA), await executor.notebook(GRACE)
+        hung, killed = await executor.notebooks(ADA, GRACE)
         await hung.run("import torch; x = torch.arange(6.)")
         os.kill(hung.record.pid, signal.SIGSTOP)
-        await asyncio.to_thread(apart.kill)
-        os.kill(killed.record.pid, signal.SIGKILL)
-        await asyncio.to_thread(apart.start)
-        await executor.connect()
+        async with executor.away():
+            os.kill(killed.record.pid, signal.SIGKILL)
         assert [record.pid for record in await executor.client.sessions()] == [hung.record.pid]
         await executor.replace()  # the one after it as well, though the hung one greeted neither
         assert [record.pid for record in await executor.client.sessions()] == [hung.record.pid]
@@ -87,24 +85,23 @@ async def test_a_session_has_its_user_s_rights_and_no_more(apart: ApartExecutor)
         assert psutil.Process(notebook.record.pid).uids().effective == number
 
 
-_SAY_HELLO = """if True:
-    import socket
-    from sharedkernel import protocol
-    peer = socket.socket(socket.AF_UNIX)
-    peer.settimeout(30)
-    peer.connect({path!r})
-    peer.sendall(protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role="gateway")))
-    data = b""
-    while more := peer.recv(65536):
-        data += more
-    print(data)
+_BE_A_GATEWAY = """if True:
+    from pathlib import Path
+    from sharedkernel.ipc.executor_client import ExecutorClient
+    await ExecutorClient(Path({run!r}), served="host", role="gateway").connect()
 """
 
 
-async def test_users_reach_nothing_of_each_other(apart: ApartExecutor) -> None:
-    """Neither files nor processes, nor the sockets, connection files and logs of sessions; not even one's own keys."""
+async def test_users_reach_nothing_of_each_other(apart: ApartExecutor, tmp_path: Path) -> None:
+    """Neither files nor processes, nor the sockets, connection files and logs of sessions; not even one's own keys.
+
+    What a user installs lies in their home, for all of their sessions; the environment itself nobody can write to.
+    """
+    wheel = shutil.copy(make_wheel(tmp_path), apart.directory)
+    os.chmod(wheel, 0o644)
+
     async with Executor(apart) as executor:
-        ada, grace = await executor.notebook(ADA), await executor.notebook(GRACE)
+        ada, grace = await executor.notebooks(ADA, GRACE)
         await ada.run("open('secret', 'w').write('x')")
         sockets = ada.record.connection["ip"]
         run = str(apart.runtime_directory)
@@ -124,20 +121,28 @@ async def test_users_reach_nothing_of_each_other(apart: ApartExecutor) -> None:
             f"import resource; resource.prlimit({ada.record.pid}, resource.RLIMIT_CPU, (1, 1))",
             f"open({str(apart.homes / NUMBERS_FILE)!r})",
             "import os; os.setuid(0)",
+            "import sysconfig; open(sysconfig.get_path('purelib') + '/evil.pth', 'w')",
         ):
             assert (await grace.run(attempt)).error == "PermissionError", attempt
         assert (await ada.run("open('secret').read()")).text == "'x'"
         # the control socket is open to sessions, but only the executor's own user may ask for anything there
-        said = await grace.run(_SAY_HELLO.format(path=f"{run}/executor.sock"))
-        assert "only the executor's own user" in said.text
+        assert "only the executor's own user" in (await grace.run(_BE_A_GATEWAY.format(run=run))).message
+        assert "Successfully installed" in (await ada.run(f"%pip install --no-index {wheel}")).text
+        assert (await ada.run("import own_package; own_package.__file__")).text.startswith(f"'{apart.homes}/{ADA}/")
+        assert (await grace.run("import own_package")).error == "ModuleNotFoundError"
+        again = await executor.notebook(ADA)
+        assert (await again.run("import own_package; own_package.answer")).text == "42"
 
 
 async def test_sessions_compute_wait_and_are_shared_out_as_ever(apart: ApartExecutor) -> None:
-    """Grants, limits, signals and adoption by another executor work across accounts; so does what is on the shelf."""
+    """Grants, limits, signals and adoption by another executor work across accounts; so does what is on the shelf.
+
+    Memory is moved to a place of the user's own, below the directory that the admin named; nobody else may look there.
+    """
     fill = "import torch; keep = torch.ones(1 << 20); sharedkernel.shelf['x'] = keep; keep.sum().item()"
 
     async with Executor(apart) as executor:
-        notebook, other = await executor.notebook(ADA), await executor.notebook(ADA)
+        notebook, other = await executor.notebooks(ADA, ADA)
         assert (await notebook.run(f"import sharedkernel; {fill}")).text == "1048576.0"
         await executor.replace()
         assert (await notebook.run("keep.sum().item()")).text == "1048576.0"
@@ -149,23 +154,12 @@ async def test_sessions_compute_wait_and_are_shared_out_as_ever(apart: ApartExec
         assert (await other.run("torch = __import__('torch'); torch.ones(9).sum().item()")).text == "9.0"
         await executor.client.signal_session(notebook.session, signal.SIGINT)
         assert (await loop).error == "KeyboardInterrupt"
+        await executor.client.offload_session(notebook.session)
+        assert (await executor.session(notebook))["offloaded_bytes"] > 0
+        uid = int((await notebook.run("import os; os.getuid()")).text)
+        place = os.stat(apart.offload_directory / str(uid))
+        assert (place.st_uid, place.st_mode & 0o777) == (uid, 0o700)
         assert (await notebook.run("keep.sum().item()")).text == "1048576.0"
-
-
-async def test_what_a_user_installs_reaches_nobody_else(apart: ApartExecutor, tmp_path: Path) -> None:
-    """It lies in the user's home, for all of their sessions; the environment itself they cannot write to."""
-    wheel = shutil.copy(make_wheel(tmp_path), apart.directory)
-    os.chmod(wheel, 0o644)
-
-    async with Executor(apart) as executor:
-        ada, grace = await executor.notebook(ADA), await executor.notebook(GRACE)
-        assert "Successfully installed" in (await ada.run(f"%pip install --no-index {wheel}")).text
-        assert (await ada.run("import own_package; own_package.__file__")).text.startswith(f"'{apart.homes}/{ADA}/")
-        assert (await grace.run("import own_package")).error == "ModuleNotFoundError"
-        again = await executor.notebook(ADA)
-        assert (await again.run("import own_package; own_package.answer")).text == "42"
-        write = "import sysconfig; open(sysconfig.get_path('purelib') + '/evil.pth', 'w')"
-        assert (await ada.run(write)).error == "PermissionError"
 
 
 async def test_sessions_start_at_home_or_below(apart: ApartExecutor) -> None:
@@ -177,12 +171,14 @@ async def test_sessions_start_at_home_or_below(apart: ApartExecutor) -> None:
         ada = await executor.notebook(ADA)
         await ada.run("import os; os.makedirs('work', exist_ok=True)")
         where = "import os; os.getcwd()"
-        below = await executor.notebook(ADA, notebook="work/a.ipynb", cwd="/home/on/laptop/work")
+        below, grace, outside = await asyncio.gather(
+            executor.notebook(ADA, notebook="work/a.ipynb", cwd="/home/on/laptop/work"),
+            executor.notebook(GRACE),
+            executor.notebook(ADA, notebook=f"../{GRACE}/a.ipynb", cwd=f"{apart.homes}/{ADA}/../{GRACE}"),
+        )
         assert (await below.run(where)).text == repr(str(apart.homes / ADA / "work"))
-        grace = await executor.notebook(GRACE)
         title = await grace.run(f"print(open('/proc/{below.record.pid}/cmdline').read())")
         assert title.text.rstrip("\0\n") == f"sharedkernel: {ADA}", "every account can read it"
-        outside = await executor.notebook(ADA, notebook=f"../{GRACE}/a.ipynb", cwd=f"{apart.homes}/{ADA}/../{GRACE}")
         told = await outside.run(where)
         assert told.text.endswith(repr(str(apart.homes / ADA)))
         assert "is not in your home on the machine with the device" in told.text
@@ -190,15 +186,15 @@ async def test_sessions_start_at_home_or_below(apart: ApartExecutor) -> None:
 
 async def test_status_says_what_keeps_users_apart(apart: ApartExecutor, process: ExecutorProcess) -> None:
     """With accounts of their own; without, one sentence says what that does not protect."""
-    async with Executor(apart) as executor:
-        device = to_json(await executor.client.status())["device"]
-        assert device["isolation"] == "users"
-        assert "an account of their own" in device["isolation_note"]
-    async with Executor(process) as executor:
-        device = to_json(await executor.client.status())["device"]
-        assert device["isolation"] == "none"
-        assert "end other users' sessions" in device["isolation_note"]
-        assert device["isolation_note"] in process.log()
+    for serving, kind, said in (
+        (apart, "users", "an account of their own"),
+        (process, "none", "end other users' sessions"),
+    ):
+        async with Executor(serving) as executor:
+            device = to_json(await executor.client.status())["device"]
+        assert device["isolation"] == kind
+        assert said in device["isolation_note"]
+        assert device["isolation_note"] in serving.log()
 
 
 async def test_a_session_s_processes_are_in_its_group(apart: ApartExecutor) -> None:
@@ -217,19 +213,6 @@ async def test_a_session_s_processes_are_in_its_group(apart: ApartExecutor) -> N
         await until(lambda: not child.is_running(), "the child ended")
 
 
-async def test_memory_is_moved_to_a_place_of_the_user_s_own(apart: ApartExecutor) -> None:
-    """Below the directory that the admin named; nobody else can look into it."""
-    async with Executor(apart) as executor:
-        notebook = await executor.notebook()
-        assert (await notebook.run("import torch; x = torch.ones(1 << 22); x.sum().item()")).text == f"{1 << 22}.0"
-        await executor.client.offload_session(notebook.session)
-        assert (await executor.session(notebook))["offloaded_bytes"] > 0
-        uid = int((await notebook.run("import os; os.getuid()")).text)
-        place = os.stat(apart.offload_directory / str(uid))
-        assert (place.st_uid, place.st_mode & 0o777) == (uid, 0o700)
-        assert (await notebook.run("x.sum().item()")).text == f"{1 << 22}.0"
-
-
 @pytest.mark.heavy
 async def test_a_start_that_a_user_s_own_files_hold_up_ends(apart: ApartExecutor) -> None:
     """It is refused with a sentence that says where to look, its process is ended, and a later start is another one."""
@@ -245,11 +228,7 @@ async def test_a_start_that_a_user_s_own_files_hold_up_ends(apart: ApartExecutor
             with pytest.raises(Refused, match="startup files") as refused:
                 await executor.client.start_session("held-up", Limits(user=HEDY))
             assert refused.value.reason == "start"
-
-            async def is_gone() -> bool:
-                return "held-up" not in {record.session for record in await executor.client.sessions()}
-
-            await until(is_gone, "its process is ended")
+            await executor.until_ended("held-up", "its process is ended")
         finally:
             apart.options = ()
         await first.run(write.format("held_up = False"))

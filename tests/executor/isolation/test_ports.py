@@ -38,7 +38,7 @@ async def ports_of(apart: ApartExecutor) -> AsyncIterator[UserPorts]:
 async def test_each_user_reaches_what_their_own_account_serves(apart: ApartExecutor) -> None:
     """Also what has left its session, and nothing of others, of the services or of root."""
     async with Executor(apart) as executor, ports_of(apart) as ports:
-        ada, grace = await executor.notebook(ADA), await executor.notebook(GRACE)
+        ada, grace = await executor.notebooks(ADA, GRACE)
         start = START.format(listener=LISTENER.format(port=0), program=ECHO, then="listener.close()")
         adas = int((await ada.run(start)).text)
         detached = START.format(
@@ -66,7 +66,7 @@ async def test_each_user_reaches_what_their_own_account_serves(apart: ApartExecu
 async def test_a_session_that_passes_its_socket_on_gives_nothing_away(apart: ApartExecutor) -> None:
     """Ada listens, and a process of grace's accepts: then neither ada nor grace is let through as the other."""
     async with Executor(apart) as executor, ports_of(apart) as ports:
-        ada, grace = await executor.notebook(ADA), await executor.notebook(GRACE)
+        ada, grace = await executor.notebooks(ADA, GRACE)
         give = """if True:
             import socket
             hand = socket.socket(socket.AF_UNIX)
