@@ -17,7 +17,7 @@ pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(scope="module")
-def module_process() -> Iterator[ExecutorProcess]:
+def process() -> Iterator[ExecutorProcess]:
     process = ExecutorProcess(place=take_place())
     yield process
     process.close()
@@ -27,9 +27,8 @@ async def _runs(notebook: Notebook, code: str = "6 * 7") -> str:
     return (await notebook.run(code)).text
 
 
-async def test_a_removed_directory_is_made_anew(module_process: ExecutorProcess) -> None:
+async def test_a_removed_directory_is_made_anew(process: ExecutorProcess) -> None:
     """New notebooks start at once and running ones continue, whichever user made it; the next executor adopts all."""
-    process = module_process
     place = process.runtime_directory
 
     async with Executor(process) as executor:
@@ -58,9 +57,8 @@ async def test_a_removed_directory_is_made_anew(module_process: ExecutorProcess)
     warm_parent.kill()  # no later executor finds it, and it would wait for one for minutes
 
 
-async def test_a_place_that_is_not_ours_to_use_refuses_starts_at_once(module_process: ExecutorProcess) -> None:
+async def test_a_place_that_is_not_ours_to_use_refuses_starts_at_once(process: ExecutorProcess) -> None:
     """With one sentence that says what to do; once that is done, notebooks start."""
-    process = module_process
     place, aside = process.runtime_directory, process.directory / "aside"
 
     async with Executor(process) as executor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import stat
 import subprocess
 import sys
@@ -93,9 +94,8 @@ def test_an_executor_in_the_gateways_group_sets_no_bit_that_its_unit_forbids() -
 @pytest.fixture
 def gateways_own() -> Iterator[Path]:
     """Yield a directory of the gateway's account, which reaches it."""
-    account = pwd.getpwnam(GATEWAY)
     with tempfile.TemporaryDirectory(prefix="sk-gateway-") as directory:
-        os.chown(directory, account.pw_uid, account.pw_gid)
+        shutil.chown(directory, GATEWAY)
         yield Path(directory)
 
 

@@ -46,10 +46,8 @@ class _SmallExecutor(ApartExecutor):
 
     def start(self) -> None:
         for place, size in ((self.runtime_directory, _RUN_BYTES), (self.homes, _HOMES_BYTES)):
-            if not place.is_dir():
-                place.mkdir(mode=0o711)
-                options = f"size={size},mode=711"
-                subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(place)], check=True)
+            place.mkdir(mode=0o711)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=711", "none", str(place)], check=True)
         super().start()
 
 

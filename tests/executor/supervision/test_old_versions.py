@@ -40,10 +40,8 @@ def make_package(directory: Path, *, speaks: int = protocol.PROTOCOL_VERSION) ->
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns("labextension"))  # compiled, what is
     (copy / "_version.py").write_text('"""Another version."""\n\n__version__ = "9.9"\n')
     init = copy / "protocol" / "__init__.py"
-    changed = init.read_text().replace(
-        f"PROTOCOL_VERSION = {protocol.PROTOCOL_VERSION}\n", f"PROTOCOL_VERSION = {speaks}\n"
-    )
-    init.write_text(changed)
+    ours = f"PROTOCOL_VERSION = {protocol.PROTOCOL_VERSION}\n"
+    init.write_text(init.read_text().replace(ours, f"PROTOCOL_VERSION = {speaks}\n"))
     return directory
 
 
