@@ -24,7 +24,7 @@ from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, HTTPServerRequest
 from tornado.ioloop import IOLoop
 from tornado.netutil import add_accept_handler
 from tornado.routing import Router
-from tornado.web import Application, RequestHandler
+from tornado.web import Application, ErrorHandler, RequestHandler
 
 from sharedkernel.client.gateway.server import is_loopback
 from sharedkernel.errors import ConfigError, Refused
@@ -100,7 +100,7 @@ class RequestGuard(Router):
                 reason="not_allowed",
             )
             return self.handler_of(request, wrong_host)
-        found = self._application.find_handler(request, **kwargs)
+        found = self.handler_of(request, None)
         # What takes a body as it comes keeps none (`user_server.py`).
         has_body = request.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in request.headers
         if not has_body or getattr(found, "stream_request_body", False):
@@ -131,6 +131,8 @@ class RequestGuard(Router):
 
     def handler_of(self, request: HTTPServerRequest, refusal: Refused | None) -> HTTPMessageDelegate:
         """Return what handles *request*, or answers it with *refusal*."""
+        if request.method == _UNKNOWN_METHOD:  # for which Jupyter's pages log a traceback
+            return self._application.get_handler_delegate(request, ErrorHandler, {"status_code": 405})
         if refusal is None:
             return self._application.find_handler(request)
         return self._application.get_handler_delegate(request, _RefusedRequest, {"refusal": refusal})

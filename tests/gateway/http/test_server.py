@@ -112,8 +112,8 @@ _LABELS |= {"reason", "state", "status_code", "type", "user", "version"}
 
 
 async def test_no_label_of_the_metrics_is_what_a_client_has_chosen(stack: Stack) -> None:
-    """So all sets of them are finite: methods, paths, names, tokens and queries make no new ones."""
-    ada = stack.client("ada")
+    """So all sets of them are finite: methods, paths, names, tokens and queries make no new ones, nor a long log."""
+    ada, before = stack.client("ada"), len(stack.gateway_log())
     strange = [f"{_CHOSEN.upper()}{number}{'X' * 20_000}" for number in range(2)]  # as long as a line may be
     for client in (ada, stack.client("grace"), Client(stack.gateway_url, _CHOSEN), Client(stack.gateway_url, "")):
         for path in ("", "api/kernels/", "api/sessions/", "sharedkernel/api/", "sharedkernel/page/", "api/kernels?a="):
@@ -127,8 +127,6 @@ async def test_no_label_of_the_metrics_is_what_a_client_has_chosen(stack: Stack)
     assert set(re.findall(r'(\w+)="', text)) <= _LABELS
     assert set(re.findall(r'user="([^"]*)"', text)) <= set(stack.users)
     assert set(re.findall(r'method="([^"]*)"', text)) <= {"GET", "HEAD", "POST", "DELETE", "PATCH", "PUT", "OTHER"}
-    before = len(stack.gateway_log())
-    assert (await ada.request(strange[0], "/api/kernels")).status == 405
     assert "Traceback" not in stack.gateway_log()[before:]
 
 
