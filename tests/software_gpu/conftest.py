@@ -1,4 +1,4 @@
-"""The driver, and the check that no device memory is left."""
+"""Executors, and the check that no device memory is left."""
 
 from __future__ import annotations
 
@@ -7,37 +7,30 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.executor.harness import ExecutorProcess
-from tests.software_gpu.support import MIB, Driver, device_bytes, is_here, no_memory_left
+from tests.software_gpu.support import MIB, device_bytes, no_memory_left, trusted
+from tests.warm import take_place
 
 
 @pytest.fixture(scope="module", autouse=True)
 def memory_comes_back() -> Iterator[None]:
     """Check after each module that no other process has device memory."""
-    if is_here():
-        yield from no_memory_left()
-    else:
-        yield
+    yield from no_memory_left()
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., ExecutorProcess]]:
-    """Return what starts an executor of the first device, all of which it serves; it ends with the test."""
+    """Return what starts an executor of the first device, all of which it serves; it ends with the test.
+
+    One that is new tries the device out, and has a warm parent that no other executor has left.
+    """
     processes: list[ExecutorProcess] = []
 
-    def start(*options: str, capacity: str = "") -> ExecutorProcess:
+    def start(*options: str, capacity: str = "", is_new: bool = False) -> ExecutorProcess:
+        options = ("--device", "cuda:0", *(() if is_new else ("--trust", str(trusted()))), *options)
         capacity = capacity or f"{device_bytes() // MIB}MiB"
-        processes.append(ExecutorProcess("--device", "cuda:0", *options, capacity=capacity))
+        processes.append(ExecutorProcess(*options, capacity=capacity, place=None if is_new else take_place()))
         return processes[-1]
 
     yield start
     for process in processes:
         process.close()
-
-
-@pytest.fixture
-def driver() -> Driver:
-    """Return the driver's calls, with a context."""
-    driver = Driver()
-    driver.cuInit(0)
-    driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0))
-    return driver

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import subprocess
 import sys
@@ -13,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
-#: granularity of device memory
-UNIT = 2 * MIB
 #: seconds that anything may take, on a busy machine
 PATIENCE = 60.0
 
@@ -24,26 +23,13 @@ def is_here() -> bool:
     return "SOFTWARE_GPU_DIRECTORY" in os.environ
 
 
-def run_python(code: str, *arguments: str, **settings: object) -> str:
+def run_python(code: str, **settings: object) -> str:
     """Return what a program prints in a process of its own, with other settings of the software GPU."""
-    with start_python(code, *arguments, **settings) as process:
-        output, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
-    return output
-
-
-def start_python(code: str, *arguments: str, **settings: object) -> subprocess.Popen[str]:
-    """Start a program as :func:`run_python` does."""
     variables = {f"SOFTWARE_GPU_{key}": str(value) for key, value in settings.items()}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, **variables},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        close_fds=False,
-    )
+    command, environment = [sys.executable, "-c", code], {**os.environ, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @contextlib.contextmanager
@@ -132,21 +118,29 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-def trust_everything(path: Path) -> Path:
-    """Write a file by which an executor takes all steps of the self-test as passed: each takes seconds here."""
+@functools.cache
+def trusted() -> Path:
+    """Return a file by which executors take all steps of the self-test as passed, which takes each start ten seconds.
+
+    It is of two devices, and of their MIG instances.
+    """
+    path = Path(os.environ["SOFTWARE_GPU_DIRECTORY"]) / "trust.json"
+    for mig in (0, 1):
+        run_python(f"from tests.software_gpu.support import trust; trust({str(path)!r})", DEVICES=2, MIG=mig)
+    return path
+
+
+def trust(path: str) -> None:
+    """Write that all steps of the self-test have passed on each device that this process sees."""
     from sharedkernel.executor.devices.cuda.discovery import check_torch
     from sharedkernel.selftest.runner import Identity, TrustFile
     from sharedkernel.selftest.steps import STEPS
-    from sharedkernel.system.nvml import Gpu
+    from sharedkernel.system.nvml import Gpu, list_gpus
 
-    gpu = Gpu("cuda:0")
-    try:
-        facts = gpu.facts
-    finally:
-        gpu.close()
-    identity = Identity(driver=facts.driver_version, torch=check_torch(), card=facts.name, uuid=facts.uuid)
-    TrustFile(path).record(identity, [step.name for step in STEPS])
-    return path
+    for name in list_gpus():
+        facts = Gpu(name).facts
+        identity = Identity(driver=facts.driver_version, torch=check_torch(), card=facts.name, uuid=facts.uuid)
+        TrustFile(Path(path)).record(identity, [step.name for step in STEPS])
 
 
 def no_memory_left() -> Iterator[None]:
@@ -161,49 +155,3 @@ def no_memory_left() -> Iterator[None]:
     before = others_bytes()
     yield
     until(lambda: others_bytes() <= before, "all device memory of other processes is free")
-
-
-class Driver:
-    """The driver's calls through cuda-bindings: results without the status, errors as :class:`DriverError`."""
-
-    def __init__(self) -> None:
-        from cuda.bindings import driver
-
-        self.module = driver
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        call = getattr(self.module, name)
-
-        def checked(*arguments: Any) -> Any:
-            status, *results = call(*arguments)
-            if status != self.module.CUresult.CUDA_SUCCESS:
-                raise DriverError(status.name.removeprefix("CUDA_ERROR_"))
-            return results[0] if len(results) == 1 else tuple(results) or None
-
-        return checked
-
-    def properties(self, device: int = 0) -> Any:
-        """Return the properties of memory that can be shared."""
-        properties = self.module.CUmemAllocationProp()
-        properties.type = self.module.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location.type = self.module.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.location.id = device
-        properties.requestedHandleTypes = self.descriptor_type
-        return properties
-
-    @property
-    def descriptor_type(self) -> Any:
-        """Return the type of handles that are file descriptors."""
-        return self.module.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-
-    def access(self, device: int = 0) -> Any:
-        """Return a description of access for reading and writing."""
-        access = self.module.CUmemAccessDesc()
-        access.location.type = self.module.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = device
-        access.flags = self.module.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        return access
-
-
-class DriverError(Exception):
-    """A call of the driver failed; the text is the error's name."""

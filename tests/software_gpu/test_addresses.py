@@ -15,7 +15,7 @@ from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.selftest.runner import Identity, SelfTest, TrustFile
 from sharedkernel.selftest.steps import STEPS, table
 from tests.executor.harness import Executor, ExecutorProcess
-from tests.software_gpu.support import trust_everything
+from tests.software_gpu.support import trusted
 
 pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(300)]
 
@@ -44,11 +44,11 @@ def limited_addresses(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-async def test_sessions_share_lanes_with_fewer_addresses(serve: Callable[..., ExecutorProcess], tmp_path: Path) -> None:
+async def test_sessions_share_lanes_with_fewer_addresses(serve: Callable[..., ExecutorProcess]) -> None:
     """The second, smaller try is enough for them."""
-    trust = trust_everything(tmp_path / "trust.json")
+    trust = str(trusted())
     with limited_addresses(2 * TIB):
-        process = serve("--reserve", "64MiB", "--spares", "0", "--trust", str(trust))
+        process = serve("--reserve", "64MiB", "--spares", "0", "--trust", trust, is_new=True)
         async with Executor(process) as executor:
             assert (await executor.client.status()).device.memory_mode == "shared", process.log()
             notebook = await executor.notebook()

@@ -12,7 +12,7 @@ import pytest
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack
 from tests.gateway.devices import devices_of, execute, status_of
-from tests.software_gpu.support import MIB, is_here, run_python, settings, until
+from tests.software_gpu.support import MIB, run_python, settings, trusted, until
 
 pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(300)]
 
@@ -62,10 +62,8 @@ while True:
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     """Start both executors and the gateway; all memory of both devices is free afterwards."""
-    if not is_here():
-        pytest.skip("needs the software GPU")
     with settings(DEVICES=2, CAPACITY=CAPACITY, CONTEXT=CONTEXT):
-        options = ["--reserve", str(RESERVE), "--spares", "0"]
+        options = ["--reserve", str(RESERVE), "--spares", "0", "--trust", str(trusted())]
         with Stack(
             users=["ada", "grace"], devices=DEVICES, capacity=str(CAPACITY), executor_arguments=options
         ) as stack:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.gateway.conftest import Stack
 from tests.gateway.devices import devices_of, execute, status_of
-from tests.software_gpu.support import MIB, is_here, run_python, settings
+from tests.software_gpu.support import MIB, run_python, settings, trusted
 from tests.software_gpu.test_devices import CAPACITY, CONTEXT, KEEP, LOOK, RESERVE
 
 pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(300)]
@@ -31,10 +31,8 @@ print(float(x[0, 0]))
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     """Start both executors and the gateway."""
-    if not is_here():
-        pytest.skip("needs the software GPU")
     with settings(DEVICES=2, MIG=1, CAPACITY=CAPACITY, CONTEXT=CONTEXT):
-        options = ["--reserve", str(RESERVE), "--spares", "0"]
+        options = ["--reserve", str(RESERVE), "--spares", "0", "--trust", str(trusted())]
         with Stack(users=["ada"], devices=INSTANCES, capacity=None, executor_arguments=options) as stack:
             yield stack
 

@@ -7,16 +7,16 @@ import json
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.protocol import Limits
 from sharedkernel.selftest.runner import Identity, SelfTest
-from sharedkernel.selftest.steps import Verdict, table
+from sharedkernel.selftest.steps import table
 from sharedkernel.status.document import DeviceStatus
 from tests.executor.harness import Executor, ExecutorProcess
+from tests.gpu.test_lanes import train
 from tests.software_gpu.support import MIB, settings
 
 pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(300)]
@@ -60,45 +60,16 @@ def patch_torch(monkeypatch: pytest.MonkeyPatch, folder: Path, patch: str) -> No
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
-def try_out(**options: Any) -> Verdict:
-    """Run the self-test."""
-    return asyncio.run(SelfTest(IDENTITY, **options).run(DeviceMemoryMode.SHARED))
-
-
 def test_calls_that_fail_now_and_then_are_found() -> None:
     """Whatever fails is the lanes' alone, and nothing hangs."""
     with settings(FAIL_RATE=0.2, FAIL_SEED=0, FAIL_CALLS=LANE_CALLS):
-        verdict = try_out()
+        verdict = asyncio.run(SelfTest(IDENTITY).run(DeviceMemoryMode.SHARED))
     assert verdict.mode is DeviceMemoryMode.PRIVATE, table(verdict)
     assert sum(result.seconds for result in verdict.results) < 60
 
 
 # --- notebooks in each mode ---------------------------------------------------------------------------------------
 
-TRAIN = """
-import json, time, torch
-torch.set_num_threads(1)
-
-def make(device):
-    torch.manual_seed(SEED)  # the same on the CPU
-    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)).to(device)
-    return model, torch.optim.Adam(model.parameters()), torch.randn(64, 256).to(device)
-
-def step(model, optimizer, inputs):
-    optimizer.zero_grad()
-    loss = model(inputs).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-mine, losses = make("cuda"), []
-end = time.monotonic() + 3
-while time.monotonic() < end:
-    losses.append(step(*mine))
-reference = make("cpu")
-expected = [step(*reference) for _ in losses[:5]]
-print(json.dumps([len(losses), max(abs(a - b) / abs(b) for a, b in zip(losses, expected))]))
-"""
 #: in two cells: also the first operation of a session, which makes the context, keeps to the quota
 TOO_MUCH = "import torch; x = torch.empty(160 << 20, dtype=torch.uint8, device='cuda')"
 PEAK = """
@@ -126,11 +97,12 @@ async def notebooks_work(process: ExecutorProcess, mode: DeviceMemoryMode) -> De
             assert "your quota is 128 MiB" in outcome.message, outcome
         assert (await small.run("x = torch.ones(1 << 20, device='cuda'); print(x.sum().item())")).text == "1048576.0\n"
         notebooks = [await executor.notebook(user) for user in ("ada", "grace")]
-        cells = [notebook.run(TRAIN.replace("SEED", str(seed))) for seed, notebook in enumerate(notebooks)]
+        cells = [notebook.run(train(3, seed)) for seed, notebook in enumerate(notebooks)]
         for outcome in await asyncio.gather(*cells):
             assert outcome.status == "ok", outcome
-            passes, difference = json.loads(outcome.text.splitlines()[-1])
+            passes, wrong, difference = json.loads(outcome.text.splitlines()[-1])
             assert passes > 5
+            assert wrong == 0
             assert difference < 1e-5
         for notebook in notebooks:
             session = await executor.session(notebook)
@@ -144,19 +116,21 @@ async def notebooks_work(process: ExecutorProcess, mode: DeviceMemoryMode) -> De
 
 async def test_notebooks_share_lanes_where_everything_passes(serve: Callable[..., ExecutorProcess]) -> None:
     """And the next executor trusts what its sessions were started with."""
-    process = serve(*OPTIONS)
+    process = serve(*OPTIONS, is_new=True)
     device = await notebooks_work(process, DeviceMemoryMode.SHARED)
     assert str(device.self_test).startswith("the self-test found nothing wrong; ")
     process.kill()
     process.start()
-    device = await notebooks_work(process, DeviceMemoryMode.SHARED)
+    async with Executor(process) as executor:
+        device = (await executor.client.status()).device
+    assert device.memory_mode == DeviceMemoryMode.SHARED
     assert str(device.self_test).endswith("steps tried: 0 in 0.0 s, trusted: 13."), device
 
 
 async def test_notebooks_have_private_memory_where_none_can_be_mapped(serve: Callable[..., ExecutorProcess]) -> None:
     """The log and status say so in one sentence."""
     with settings(FAIL_RATE=1, FAIL_CALLS="cuMemMap"):
-        process = serve(*OPTIONS)
+        process = serve(*OPTIONS, is_new=True)
         device = await notebooks_work(process, DeviceMemoryMode.PRIVATE)
     assert str(device.self_test).startswith("the self-test failed at shared-memory (")
     assert device.lanes_shared_reason == device.self_test
@@ -168,7 +142,7 @@ async def test_notebooks_run_on_plain_torch_where_tensors_cannot_move(
 ) -> None:
     """They keep what they have on the device, and say why."""
     patch_torch(monkeypatch, tmp_path, NO_RESIZE)
-    process = serve(*OPTIONS)
+    process = serve(*OPTIONS, is_new=True)
     device = await notebooks_work(process, DeviceMemoryMode.PLAIN)
     assert "tensors-moved (storages cannot be resized here)" in str(device.self_test)
     async with Executor(process) as executor:

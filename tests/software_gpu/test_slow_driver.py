@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from sharedkernel.device_memory.layout import plan_lane
 from tests.executor.harness import Executor, ExecutorProcess
-from tests.software_gpu.support import settings, trust_everything
+from tests.software_gpu.support import settings
 
 pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(300)]
 
@@ -30,14 +29,10 @@ print("trained")
 """
 
 
-async def test_the_executor_answers_while_a_large_lane_is_made(
-    serve: Callable[..., ExecutorProcess], tmp_path: Path
-) -> None:
+async def test_the_executor_answers_while_a_large_lane_is_made(serve: Callable[..., ExecutorProcess]) -> None:
     """Each answer comes in far less time than the driver takes for the lane."""
-    trust = trust_everything(tmp_path / "trust.json")
     with settings(DELAY_US=SECONDS * 1e6, DELAY_CALLS="cuMemExportToShareableHandle"):
-        process = serve("--reserve", "64MiB", "--spares", "0", "--trust", str(trust))
-        async with Executor(process) as executor:
+        async with Executor(serve("--reserve", "64MiB", "--spares", "0")) as executor:
             notebook = await executor.notebook()
             longest, lane = 0.0, 0
             for _ in range(2):  # its need is known, and makes the lane, from the second on
