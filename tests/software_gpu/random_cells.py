@@ -7,7 +7,7 @@ hold known numbers, and trainings have a twin on the processor that they must ag
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -231,13 +231,10 @@ class Cells:
         Of the device, in bytes.
     tenants
         How many notebooks share it.
-    only
-        Kinds of cells; all if none is named.
     """
 
-    def __init__(self, drawn: random.Random, capacity: int, tenants: int, only: Sequence[str] = ()) -> None:
+    def __init__(self, drawn: random.Random, capacity: int, tenants: int) -> None:
         self._random = drawn
-        self._kinds = {kind: weight for kind, weight in _KINDS.items() if not only or kind in only}
         self._capacity = capacity
         #: what one tensor that stays may have
         self._most = capacity // tenants // 4
@@ -246,7 +243,7 @@ class Cells:
     def next(self) -> Cell:
         """Return another cell."""
         self._count += 1
-        (kind,) = self._random.choices(list(self._kinds), list(self._kinds.values()))
+        (kind,) = self._random.choices(list(_KINDS), list(_KINDS.values()))
         name = f"_{kind.replace(' ', '_')}"
         make: Callable[[], Cell] = getattr(self, name)
         cell = make()

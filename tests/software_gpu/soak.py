@@ -19,10 +19,9 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,10 @@ from sharedkernel.protocol import Limits
 from tests.executor.harness import Executor, ExecutorProcess, Notebook
 from tests.readiness import wait_until_ready
 from tests.software_gpu.build import DEFAULT_TORCH
-from tests.software_gpu.process_state import is_alive, native_stacks, signals_of, threads_of
 from tests.software_gpu.random_cells import MIB, PRELUDE, Cell, Cells, Ending
 from tests.software_gpu.run import default_capacity
-from tests.software_gpu.support import PATIENCE, device_bytes, is_here, settings, used_by_process, used_bytes
+from tests.software_gpu.support import PATIENCE, device_bytes, is_here, settings, trusted, used_by_process, used_bytes
+from tests.warm import end_places, take_place
 
 #: seconds that any cell may take, with all its waits for others
 MOST_SECONDS = 240.0
@@ -79,6 +78,13 @@ class Report:
         return not (self.wrong or self.hung or self.unexpected or self.left)
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 class SessionEnded(Exception):
     """A session's process is gone."""
 
@@ -116,7 +122,7 @@ class Tenant:
         self.name = name
         self._soak = soak
         self._random = random.Random(seed)
-        self._cells = Cells(self._random, soak.capacity, soak.num_tenants, soak.only)
+        self._cells = Cells(self._random, soak.capacity, soak.num_tenants)
         self._notebook: Notebook | None = None
 
     async def work(self, until: float) -> None:
@@ -263,7 +269,7 @@ class Tenant:
                     raise SessionEnded
                 if time.monotonic() > deadline:
                     end = repr(ending) if ending.done() else "not brought about yet"
-                    raise Hung(f"{await self._describe(pid)}\nits end: {end}\non stderr: {outcome.complaints[-5000:]}")
+                    raise Hung(f"{await self._describe()}\nits end: {end}\non stderr: {outcome.complaints[-5000:]}")
             content = running.result()["content"]
             if content["status"] == "error" and not outcome.error:  # an interrupt may end the display of an error
                 outcome.error, outcome.message = content["ename"], content["evalue"]
@@ -285,14 +291,11 @@ class Tenant:
         else:
             os.kill(self._notebook.record.pid, signal.SIGKILL)
 
-    async def _describe(self, pid: int) -> str:
+    async def _describe(self) -> str:
         """Return what is known of a session that hangs."""
         assert self._notebook is not None
         status = await self._soak.executor.client.status()
-        return (
-            f"{self._notebook.session} of {status}\nby process: {used_by_process()}\nsignals: {signals_of(pid)}\n"
-            f"threads: {', '.join(threads_of(pid))}\n{await asyncio.to_thread(native_stacks, pid)}"
-        )
+        return f"{self._notebook.session} of {status}\nby process: {used_by_process()}"
 
 
 class Soak:
@@ -310,8 +313,6 @@ class Soak:
         Part of the driver's calls about memory that fail in sessions.
     say
         Hears what is done.
-    only
-        Kinds of cells; all if none is named.
     """
 
     def __init__(
@@ -322,13 +323,11 @@ class Soak:
         seed: int,
         fail_rate: float,
         say: Callable[[str], None],
-        only: Sequence[str] = (),
     ) -> None:
         self.executor = executor
         self.num_tenants = num_tenants
         self.fail_rate = fail_rate
         self.say = say
-        self.only = only
         self.capacity = device_bytes()
         #: bytes of the device that others have, such as the tests' own process
         self._others_bytes = used_bytes()
@@ -365,25 +364,28 @@ def soak(
     tenants: int,
     seed: int,
     fail_rate: float = FAIL_RATE,
-    say: Callable[[str], None] = lambda line: None,
-    only: Sequence[str] = (),
+    say: Callable[[str], None],
 ) -> Report:
     """Soak on the software GPU of this run, on an executor of its own; return what was found."""
     drawn = random.Random(seed)
     capacity = device_bytes()
-    with settings(CONTEXT=_CONTEXT), tempfile.TemporaryDirectory() as folder:
+    with settings(CONTEXT=_CONTEXT):
         options = [
             "--device", "cuda:0", "--reserve", str(_RESERVE), "--check-lanes", "--parallel-lanes",
             str(drawn.choice((1, 1, 2))), "--growth-patience", "30s", "--memory-quantum", "5s",
-            "--trust", str(Path(folder) / "trust.json"),
+            "--trust", str(trusted()),
         ]  # fmt: skip
-        process = ExecutorProcess(*options, capacity=str(capacity))
+        with _failing_driver(drawn, fail_rate):
+            process = ExecutorProcess(*options, capacity=str(capacity), place=take_place())
         try:
 
             async def scenario() -> Report:
                 async with Executor(process) as executor:
-                    await _let_fail(executor, drawn, fail_rate)
-                    work = Soak(executor, num_tenants=tenants, seed=seed, fail_rate=fail_rate, say=say, only=only)
+                    # which it may have found out too soon
+                    while (await executor.client.status()).device.lanes_shared is not True:
+                        with _failing_driver(drawn, fail_rate):
+                            await executor.replace()
+                    work = Soak(executor, num_tenants=tenants, seed=seed, fail_rate=fail_rate, say=say)
                     await work.run(seconds)
                     if not work.report.is_clean:
                         say(process.log())
@@ -394,15 +396,13 @@ def soak(
             process.close()
 
 
-async def _let_fail(executor: Executor, drawn: random.Random, fail_rate: float) -> None:
-    """Replace an executor, whose self-test has passed, by one whose driver fails now and then, though not at once."""
-    has_lanes = False
-    while not has_lanes:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SOFTWARE_GPU_FAIL_RATE", str(fail_rate))
-            patch.setenv("SOFTWARE_GPU_FAIL_SEED", str(drawn.randrange(1 << 30)))
-            await executor.replace()
-        has_lanes = (await executor.client.status()).device.lanes_shared is True
+@contextlib.contextmanager
+def _failing_driver(drawn: random.Random, fail_rate: float) -> Iterator[None]:
+    """Let executors that start meanwhile have a driver that fails now and then."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOFTWARE_GPU_FAIL_RATE", str(fail_rate))
+        patch.setenv("SOFTWARE_GPU_FAIL_SEED", str(drawn.randrange(1 << 30)))
+        yield
 
 
 def main() -> None:
@@ -412,7 +412,6 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=8, help="notebooks at a time")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--fail-rate", type=float, default=FAIL_RATE, help="part of the driver's calls that fail")
-    parser.add_argument("--only", default="", help="kinds of cells, with commas; all if none is named")
     parser.add_argument("--torch", default=DEFAULT_TORCH, help="its version, or `newest`")
     options = parser.parse_args()
     if not is_here():
@@ -433,8 +432,8 @@ def main() -> None:
         seed=options.seed,
         fail_rate=options.fail_rate,
         say=say,
-        only=options.only.split(",") if options.only else (),
     )
+    end_places()
     print(json.dumps(vars(report), indent=2))  # noqa: T201
     sys.exit(not report.is_clean)
 
