@@ -390,7 +390,6 @@ API cuCtxSynchronize(void) {
     IN_CONTEXT;
     if (is_capture_unsafe(CU_STREAM_CAPTURE_MODE_RELAXED))
         FAIL(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    do_all_deferred(context);
     wait_until(context->busy_until);
     FAIL(context->error);
 }

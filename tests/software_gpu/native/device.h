@@ -48,8 +48,7 @@ struct sg_settings {
     int devices;
     int64_t capacity, context; /* bytes of a device and of one context */
     int64_t kernel_ns;         /* device time of one kernel */
-    double copy_gb_per_s;      /* 0: copies take no time */
-    bool serial, strict, defer, mig;
+    bool serial, mig;
     char fault[128], log[256], operations[256], name[96];
     double fail_rate;
     uint64_t fail_seed;

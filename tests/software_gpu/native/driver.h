@@ -25,9 +25,9 @@ struct CUfunc_st { /* a kernel is its name */
     const char *name;
 };
 
-enum work_kind { COPY, FILL, HOST_FUNCTION, KERNEL, WAIT };
+enum work_kind { COPY, FILL, HOST_FUNCTION, KERNEL };
 
-/* Work of a stream that is deferred, or a node of a graph. */
+/* Work of a stream, or a node of a graph. */
 struct work {
     enum work_kind kind;
     CUdeviceptr to, from;
@@ -35,9 +35,6 @@ struct work {
     unsigned value, width;
     CUhostFn function;
     void *data;
-    unsigned long long stream; /* WAIT: for this stream's work, up to this position */
-    uint64_t position;
-    struct work *next;
 };
 
 struct CUstream_st {
@@ -47,8 +44,6 @@ struct CUstream_st {
     _Atomic int64_t busy_until;
     unsigned long long id, capture_id;
     CUgraph capture;
-    struct work *first, *last; /* deferred */
-    uint64_t submitted, done;  /* how many were ever deferred, and how many of them are done */
     struct CUstream_st *next;
 };
 
@@ -56,9 +51,7 @@ struct CUevent_st {
     unsigned magic, flags;
     CUcontext context;
     bool recorded;
-    int64_t at;                /* when it is reached */
-    unsigned long long stream; /* where, and after how much deferred work */
-    uint64_t position;
+    int64_t at; /* when it is reached */
     CUgraph capture;
 };
 
@@ -129,9 +122,6 @@ void initialize_default_stream(int ordinal);
 struct CUstream_st *find_stream(CUcontext context, CUstream handle); /* NULL where it is none */
 void wait_until(int64_t time);
 void occupy(struct CUstream_st *stream, int64_t duration);
-void defer_work(struct CUstream_st *stream, const struct work *work);
-void do_deferred(struct CUstream_st *stream); /* all that precedes what is submitted now */
-void do_all_deferred(CUcontext context);
 bool is_device_busy(void);
 void end_capture(CUgraph graph); /* of all streams that joined it */
 

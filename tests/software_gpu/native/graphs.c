@@ -31,7 +31,6 @@ API cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
     LOCKED;
     if (stream == &default_streams[context->ordinal] || stream->capture)
         FAIL(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    do_deferred(stream);
     stream->capture = calloc(1, sizeof *stream->capture);
     stream->capture->magic = GRAPH_MAGIC;
     stream->capture_id = stream->id;
@@ -106,7 +105,6 @@ API cuGraphLaunch(CUgraphExec executable, CUstream handle) {
     STREAM(handle);
     CUgraph graph = (CUgraph)executable;
     int kernels = 0;
-    do_deferred(stream);
     for (int i = 0; i < graph->count; i++) {
         kernels += graph->nodes[i].kind == KERNEL;
         TRY(do_work(context, &graph->nodes[i]));

@@ -56,7 +56,6 @@ API cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsign
         add_node(stream->capture, &(struct work){.kind = KERNEL});
         return 0;
     }
-    do_deferred(stream);
     if (name && sg_settings.fault[0] && strstr(name, sg_settings.fault))
         context->error = CUDA_ERROR_ILLEGAL_ADDRESS; /* which the next call returns */
     else

@@ -34,7 +34,6 @@ API cuMemFree(CUdeviceptr address) {
     IN_CONTEXT;
     if (!address)
         return 0;
-    do_all_deferred(context);
     wait_until(context->busy_until);
     LOCKED;
     struct mapping *mapping = find_mapping(address);
@@ -97,7 +96,6 @@ API cuMemFreeHost(void *pointer) {
     IN_CONTEXT;
     if (!pointer)
         return 0;
-    do_all_deferred(context);
     wait_until(context->busy_until);
     LOCKED;
     struct range *range = find_range(&pinned, (CUdeviceptr)pointer);

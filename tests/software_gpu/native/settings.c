@@ -58,10 +58,9 @@ static int64_t parse_bytes(const char *text) {
 
 static void set_text(char *field, size_t size, const char *value) { snprintf(field, size, "%s", value); }
 
-static const char *const keys[] = {"DEVICES",    "CAPACITY", "CONTEXT",   "KERNEL_US", "COPY_GBPS",
-                                   "SERIAL",     "STRICT",   "DEFER",     "FAULT",     "LOG",
-                                   "OPERATIONS", "NAME",     "FAIL_RATE", "FAIL_SEED", "FAIL_CALLS",
-                                   "DELAY_US",   "DELAY_CALLS", "MIG"};
+static const char *const keys[] = {"DEVICES",    "CAPACITY", "CONTEXT",   "KERNEL_US",  "SERIAL",
+                                   "FAULT",      "LOG",      "OPERATIONS", "NAME",      "FAIL_RATE",
+                                   "FAIL_SEED",  "FAIL_CALLS", "DELAY_US", "DELAY_CALLS", "MIG"};
 
 static void set(const char *key, const char *value) {
     struct sg_settings *s = &sg_settings;
@@ -73,14 +72,8 @@ static void set(const char *key, const char *value) {
         s->context = parse_bytes(value) / SG_UNIT * SG_UNIT;
     else if (!strcmp(key, "KERNEL_US"))
         s->kernel_ns = (int64_t)(strtod(value, NULL) * 1000);
-    else if (!strcmp(key, "COPY_GBPS"))
-        s->copy_gb_per_s = strtod(value, NULL);
     else if (!strcmp(key, "SERIAL"))
         s->serial = atoi(value);
-    else if (!strcmp(key, "STRICT"))
-        s->strict = atoi(value);
-    else if (!strcmp(key, "DEFER"))
-        s->defer = atoi(value);
     else if (!strcmp(key, "MIG"))
         s->mig = atoi(value);
     else if (!strcmp(key, "FAULT"))

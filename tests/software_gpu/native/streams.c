@@ -1,4 +1,4 @@
-/* Streams and events: until when each is busy, and what it has not done yet.
+/* Streams and events: until when each is busy.
  *
  * The default stream waits for all blocking streams of its context, and they wait for it. With SERIAL=1 kernels of all
  * processes run one after another, as without MPS; how a real device divides its time is not simulated.
@@ -93,93 +93,10 @@ void occupy(struct CUstream_st *stream, int64_t duration) {
         wait_until(end - run_ahead);
 }
 
-/* --- deferred work ------------------------------------------------------------------------------------------------ */
-
-static struct CUstream_st *stream_with_id(unsigned long long id) {
-    for (int i = 0; i < num_devices; i++)
-        if (default_streams[i].id == id)
-            return &default_streams[i];
-    for (struct CUstream_st *stream = streams; stream; stream = stream->next)
-        if (stream->id == id)
-            return stream;
-    return NULL; /* destroyed, and done then */
-}
-
-static void do_up_to(struct CUstream_st *stream, uint64_t position) {
-    while (stream && stream->first && stream->done < position) {
-        struct work *work = stream->first;
-        stream->first = work->next;
-        if (!stream->first)
-            stream->last = NULL;
-        stream->done++;
-        if (work->kind == WAIT)
-            do_up_to(stream_with_id(work->stream), work->position);
-        else
-            do_work(stream->context, work);
-        free(work);
-    }
-}
-
-static void append(struct CUstream_st *stream, const struct work *work) {
-    struct work *copy = malloc(sizeof *copy);
-    *copy = *work;
-    copy->next = NULL;
-    if (stream->last)
-        stream->last->next = copy;
-    else
-        stream->first = copy;
-    stream->last = copy;
-    stream->submitted++;
-}
-
-static void wait_for(struct CUstream_st *stream, const struct CUstream_st *other) {
-    if (other->first && stream != other)
-        append(stream, &(struct work){.kind = WAIT, .stream = other->id, .position = other->submitted});
-}
-
-/* Let the stream wait for those that CUDA orders before what is submitted to it now. */
-static void join_streams(struct CUstream_st *stream) {
-    if (!is_default(stream)) {
-        if (is_blocking(stream))
-            wait_for(stream, &default_streams[stream->context->ordinal]);
-        return;
-    }
-    for (struct CUstream_st *other = streams; other; other = other->next)
-        if (other->context == stream->context && is_blocking(other))
-            wait_for(stream, other);
-}
-
-void defer_work(struct CUstream_st *stream, const struct work *work) {
-    LOCKED;
-    join_streams(stream);
-    append(stream, work);
-}
-
-void do_deferred(struct CUstream_st *stream) {
-    if (!sg_settings.defer)
-        return;
-    LOCKED;
-    join_streams(stream);
-    do_up_to(stream, stream->submitted);
-}
-
-void do_all_deferred(CUcontext context) {
-    if (!sg_settings.defer)
-        return;
-    LOCKED;
-    do_up_to(&default_streams[context->ordinal], default_streams[context->ordinal].submitted);
-    for (struct CUstream_st *stream = streams; stream; stream = stream->next)
-        if (stream->context == context)
-            do_up_to(stream, stream->submitted);
-}
-
 bool is_device_busy(void) {
     int64_t now = sg_now();
     for (int i = 0; i < num_devices; i++)
-        if (contexts[i].busy_until > now || default_streams[i].first)
-            return true;
-    for (struct CUstream_st *stream = streams; stream; stream = stream->next)
-        if (stream->first)
+        if (contexts[i].busy_until > now)
             return true;
     return false;
 }
@@ -214,7 +131,6 @@ API cuStreamDestroy(CUstream handle) {
     LOCKED;
     if (is_default(stream))
         FAIL(CUDA_ERROR_INVALID_HANDLE);
-    do_up_to(stream, stream->submitted);
     for (struct CUstream_st **at = &streams; *at; at = &(*at)->next)
         if (*at == stream) {
             *at = stream->next;
@@ -231,7 +147,6 @@ API cuStreamQuery(CUstream handle) {
         FAIL(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     if (when_done(stream) > sg_now())
         return CUDA_ERROR_NOT_READY;
-    do_deferred(stream);
     FAIL(context->error);
 }
 
@@ -239,7 +154,6 @@ API cuStreamSynchronize(CUstream handle) {
     STREAM(handle);
     if (stream->capture)
         FAIL(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    do_deferred(stream);
     wait_until(when_done(stream));
     FAIL(context->error);
 }
@@ -282,12 +196,8 @@ API cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
     if (event->capture && !stream->capture) { /* the stream joins the capture */
         stream->capture = event->capture;
         stream->capture_id = stream->id;
-    } else if (event->recorded) {
+    } else if (event->recorded)
         raise_to(&stream->busy_until, event->at);
-        struct CUstream_st *other = stream_with_id(event->stream);
-        if (other && other != stream && other->done < event->position)
-            append(stream, &(struct work){.kind = WAIT, .stream = other->id, .position = event->position});
-    }
     return 0;
 }
 
@@ -296,7 +206,6 @@ static CUresult run_host_function(struct CUstream_st *stream, CUhostFn function,
         add_node(stream->capture, &(struct work){.kind = HOST_FUNCTION, .function = function, .data = data});
         return 0;
     }
-    do_deferred(stream);
     function(data);
     return 0;
 }
@@ -308,14 +217,12 @@ API cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
 
 API cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *data, unsigned flags) {
     STREAM(handle);
-    do_deferred(stream);
     callback(handle, context->error, data);
     return 0;
 }
 
 API cuStreamWriteValue32(CUstream handle, CUdeviceptr address, cuuint32_t value, unsigned flags) {
     STREAM(handle);
-    do_deferred(stream);
     if (check_access(address, sizeof value, READ | WRITE) == INACCESSIBLE)
         FAIL(CUDA_ERROR_INVALID_VALUE);
     *(cuuint32_t *)address = value;
@@ -352,20 +259,12 @@ API cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned flags) {
     event->capture = stream->capture;
     if (stream->capture)
         return 0;
-    join_streams(stream);
     event->at = later(when_done(stream), sg_now());
-    event->stream = stream->id;
-    event->position = stream->submitted;
     event->recorded = true;
     return 0;
 }
 
 API cuEventRecord(CUevent event, CUstream stream) { return cuEventRecordWithFlags(event, stream, 0); }
-
-static void do_before(CUevent event) {
-    LOCKED;
-    do_up_to(stream_with_id(event->stream), event->position);
-}
 
 API cuEventQuery(CUevent event) {
     INITIALIZED;
@@ -378,17 +277,14 @@ API cuEventQuery(CUevent event) {
         return 0;
     if (event->at > sg_now())
         return CUDA_ERROR_NOT_READY;
-    do_before(event);
     FAIL(event->context->error);
 }
 
 API cuEventSynchronize(CUevent event) {
     INITIALIZED;
     EVENT(event);
-    if (event->recorded) {
-        do_before(event);
+    if (event->recorded)
         wait_until(event->at);
-    }
     FAIL(event->context->error);
 }
 

@@ -71,12 +71,6 @@ CUresult do_work(CUcontext context, const struct work *work) {
     return 0;
 }
 
-static int64_t copy_duration(size_t size, bool within_device) {
-    if (sg_settings.copy_gb_per_s <= 0)
-        return 0;
-    return (int64_t)(size / sg_settings.copy_gb_per_s) / (within_device ? 20 : 1);
-}
-
 struct transfer {
     CUdeviceptr to, from;
     size_t size;
@@ -103,18 +97,11 @@ static CUresult copy(CUcontext context, struct transfer transfer) {
     bool within_device = to_device && from_device;
     int ordinal;
     bool has_pageable = !within_device && sg_pointer_kind((void *)(to_device ? work.from : work.to), &ordinal) == 0;
-    if (sg_settings.defer && transfer.is_async && !has_pageable) {
-        defer_work(stream, &work);
-        occupy(stream, copy_duration(work.count, within_device));
-        return 0;
-    }
-    do_deferred(stream);
     if (!transfer.is_async && !within_device)
         wait_until(stream->busy_until);
     CUresult result = do_work(context, &work);
     if (result)
         return result;
-    occupy(stream, copy_duration(work.count, within_device));
     bool returns_when_done = transfer.is_async ? has_pageable && !to_device : !within_device;
     if (returns_when_done)
         wait_until(stream->busy_until);
@@ -167,13 +154,9 @@ static CUresult submit_fill(CUcontext context, CUdeviceptr address, unsigned val
         add_node(stream->capture, &work);
         return 0;
     }
-    if (sg_settings.defer)
-        defer_work(stream, &work);
-    else {
-        CUresult result = do_work(context, &work);
-        if (result)
-            return result;
-    }
+    CUresult result = do_work(context, &work);
+    if (result)
+        return result;
     occupy(stream, sg_settings.kernel_ns);
     return 0;
 }
