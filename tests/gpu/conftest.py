@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -11,24 +10,29 @@ from sharedkernel.device_memory.cuda_driver import load_bindings
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices.cuda.discovery import check_torch
 from sharedkernel.system.nvml import Gpu
-from sharedkernel.units import parse_bytes
 from tests.executor.harness import ExecutorProcess
-from tests.software_gpu.support import MIB, device_bytes, is_here, no_memory_left
+from tests.software_gpu.support import is_here, no_memory_left, trusted
+from tests.warm import take_place
 
+#: bytes of the device that these tests use
+CAPACITY = 2 << 30
 #: instead of half a gibibyte, which would be half of the device
 _RESERVE = "64MiB"
-#: served of a software GPU, however large: what tests leave free of it is less than lanes of more need besides
+#: of a software GPU, however large: what tests leave free of it is less than lanes of more need besides
 _MOST = 1 << 30
 
 
-class SmallExecutorProcess(ExecutorProcess):
-    """An executor that serves no more memory than the device has, and 1 GiB at most."""
-
-    def __init__(self, *options: str, capacity: str, **others: Any) -> None:
-        most = min(device_bytes(), _MOST)
-        if parse_bytes(capacity) > most:
-            options, capacity = (*options, "--reserve", _RESERVE), f"{most // MIB}MiB"
-        super().__init__(*options, capacity=capacity, **others)
+def executor_of_one_lane(gpu: Gpu, *options: str) -> Iterator[ExecutorProcess]:
+    """Yield an executor of the first GPU; on the software GPU it tries nothing out."""
+    capacity = min(CAPACITY, gpu.facts.total_bytes)
+    if is_here():
+        options = ("--trust", str(trusted()), *options)
+        if capacity > _MOST:
+            capacity, options = _MOST, ("--reserve", _RESERVE, *options)
+    options = ("--device", "cuda:0", "--parallel-lanes", "1", *options)
+    process = ExecutorProcess(*options, capacity=str(capacity), place=take_place())
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="session")
@@ -43,12 +47,15 @@ def gpu() -> Gpu:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def software_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """On the software GPU, let executors fit on it, and check after each module that all device memory is free."""
-    if not is_here():
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        if getattr(request.module, "ExecutorProcess", None) is ExecutorProcess:
-            patch.setattr(request.module, "ExecutorProcess", SmallExecutorProcess)
+def software_gpu() -> Iterator[None]:
+    """On the software GPU, check after each module that all device memory is free."""
+    if is_here():
         yield from no_memory_left()
+    else:
+        yield
+
+
+@pytest.fixture(scope="module")
+def process(gpu: Gpu) -> Iterator[ExecutorProcess]:
+    """Yield an executor of one lane, whose bytes are checked and poisoned at each hand-over."""
+    yield from executor_of_one_lane(gpu, "--check-lanes")

@@ -1,22 +1,19 @@
-"""Sessions that share a lane's bytes on a GPU: real processes, real clients, torch's CUDA build."""
+"""Sessions that share a lane's bytes on a GPU, and what does not fit there: real processes and clients."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import signal
 
 import pytest
 
 from sharedkernel.protocol import Limits
-from sharedkernel.system.nvml import Gpu
-from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+from tests.executor.harness import Executor, ExecutorProcess, Notebook
 from tests.status.documents import to_json
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
-#: bytes of the device that these tests use
-CAPACITY = 2 << 30
 MIB = 1 << 20
 
 #: trains for SECONDS; prints its passes, how many values changed that should not, and its losses next to the CPU's
@@ -67,16 +64,6 @@ LOSSES_DIFFER = 1e-4
 def train(seconds: float, seed: int = 1) -> str:
     """Return a cell that trains."""
     return TRAIN.replace("SECONDS", str(seconds)).replace("SEED", str(seed))
-
-
-@pytest.fixture(scope="module")
-def process(gpu: Gpu) -> Iterator[ExecutorProcess]:
-    """Yield an executor of one lane, which is poisoned at each hand-over."""
-    capacity = min(CAPACITY, gpu.facts.total_bytes)
-    options = ("--device", "cuda:0", "--parallel-lanes", "1", "--check-lanes")
-    process = ExecutorProcess(*options, capacity=str(capacity))
-    yield process
-    process.close()
 
 
 async def open_group(executor: Executor, *users: str) -> list[Notebook]:
@@ -138,18 +125,12 @@ async def test_a_fault_leaves_the_lane_to_others(process: ExecutorProcess) -> No
         assert has_lane == "True", outcome
 
 
-async def test_nothing_is_printed_that_the_user_did_not_print(process: ExecutorProcess) -> None:
-    """Such as a warning of torch's about what the session calls."""
+async def test_memory_goes_at_the_first_request_and_comes_back(process: ExecutorProcess) -> None:
+    """Also after a training, whose backward ran in threads of torch's; nothing is printed that is not the user's."""
     async with Executor(process) as executor:
         notebook = await executor.notebook()
         outcome = await notebook.run("import torch; x = torch.ones(3, device='cuda')")
-        assert (outcome.status, outcome.text) == ("ok", ""), outcome
-
-
-async def test_memory_goes_at_the_first_request_and_comes_back(process: ExecutorProcess) -> None:
-    """Also after a training, whose backward ran in threads of torch's."""
-    async with Executor(process) as executor:
-        notebook = await executor.notebook()
+        assert (outcome.status, outcome.text) == ("ok", ""), "such as a warning of torch's about what the session calls"
         outcome = await notebook.run(train(2) + "kept = torch.arange(32 << 20, device='cuda'); print(kept.data_ptr())")
         assert outcome.status == "ok", outcome
         address = outcome.text.splitlines()[-1]
@@ -203,24 +184,80 @@ for size in (1, 1, 1, 1, 1, 1, 300, 300, 1, 1):
         assert after < before + 128 * MIB, (before, after)
 
 
+HOLD = """
+import time, torch
+host = torch.randn(75 << 18)
+kept = host.cuda()
+more = torch.arange(50 << 17, device="cuda")
+"""
+#: allocates SIZE; then also in backward, which runs in a thread of torch's; print whose thread it is and what is there
+LARGE = """
+import threading, torch
+x = torch.ones(1 << 18, device="cuda")
+large = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
+print(threading.current_thread() is threading.main_thread(), large[-1].item())
+del large
+torch.cuda.empty_cache()
+"""
+LARGE_BACKWARD = """
+import threading, torch
+class Large(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+    @staticmethod
+    def backward(context, gradient):
+        print(threading.current_thread() is threading.main_thread())
+        scratch = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
+        return gradient + scratch[-1]
+x = torch.ones(3, device="cuda", requires_grad=True)
+Large.apply(x).sum().backward()
+print(x.grad.tolist())
+"""
+
+
+async def half_of(executor: Executor, holder: Notebook) -> str:
+    """Return the size of what fits only if half of what a notebook has goes away."""
+    device = to_json(await executor.client.status())["device"]
+    session = await executor.session(holder)
+    usable = device["capacity_bytes"] - device["reserve_bytes"]
+    return str(usable - 2 * session["framework_bytes"] - session["persistent_bytes"] // 2)
+
+
 async def test_a_cell_that_needs_more_than_is_free_gets_it_from_an_idle_notebook(process: ExecutorProcess) -> None:
-    """In its middle, at the first try; what was moved away comes back."""
+    """In its middle, at the first try, in whatever thread; what was moved away comes back."""
     async with Executor(process) as executor:
         idle, busy = await executor.notebook("ada"), await executor.notebook("grace")
-        code = "import torch; host = torch.randn(75 << 18); kept = host.cuda(); "
-        assert (await idle.run(code + "more = torch.arange(50 << 17, device='cuda')")).status == "ok"
-        # half of what the idle one has would have to go
-        device = to_json(await executor.client.status())["device"]
-        session = await executor.session(idle)
-        usable = device["capacity_bytes"] - device["reserve_bytes"]
-        size = usable - 2 * session["framework_bytes"] - session["persistent_bytes"] // 2 >> 20
-        code = "import torch; x = torch.ones(1 << 18, device='cuda'); "
-        code += f"y = torch.ones({size} << 18, device='cuda'); print(y[-1].item())"
-        outcome = await busy.run(code, timeout=100)
-        assert (outcome.status, outcome.text) == ("ok", "1.0\n"), outcome
-        assert (await busy.run("del y; torch.cuda.empty_cache()")).status == "ok"
-        outcome = await idle.run("print(torch.equal(kept.cpu(), host), more[-1].item())", timeout=100)
-        assert outcome.text == f"True {(50 << 17) - 1}\n", outcome
+        assert (await idle.run(HOLD)).status == "ok"
+        size = await half_of(executor, idle)
+        for code, printed in ((LARGE, "True 1\n"), (LARGE_BACKWARD, "False\n[2.0, 2.0, 2.0]\n")):
+            outcome = await busy.run(code.replace("SIZE", size), timeout=100)
+            assert (outcome.status, outcome.text) == ("ok", printed), outcome
+            assert (await executor.session(idle))["offloaded_bytes"] > 0
+            outcome = await idle.run("print(torch.equal(kept.cpu(), host), more[-1].item())", timeout=100)
+            assert outcome.text == f"True {(50 << 17) - 1}\n", outcome
+
+
+async def test_a_backward_that_waits_for_memory_can_be_interrupted(process: ExecutorProcess) -> None:
+    """While the notebook that has the memory is in the middle of a cell; both go on then."""
+    async with Executor(process) as executor:
+        holder, waiting = await executor.notebook("ada"), await executor.notebook("grace")
+        assert (await holder.run(HOLD)).status == "ok"
+        code = LARGE_BACKWARD.replace("SIZE", await half_of(executor, holder))
+        holding = asyncio.create_task(holder.run("while True: time.sleep(0.01)", timeout=100))
+        cell = asyncio.create_task(waiting.run(code, timeout=100))
+        try:
+            await executor.until_session(waiting, lambda session: session["state"] == "waiting", "it waits for memory")
+            assert not cell.done()
+            await executor.client.signal_session(waiting.session, signal.SIGINT)
+            outcome = await cell
+        finally:
+            await executor.client.signal_session(holder.session, signal.SIGINT)
+        assert (outcome.status, outcome.error) == ("error", "KeyboardInterrupt"), outcome
+        assert outcome.text == "False\n", outcome
+        assert (await holding).error == "KeyboardInterrupt"
+        assert (await waiting.run("print(torch.ones(3, device='cuda').sum().item())")).text == "3.0\n"
+        assert (await holder.run("print(torch.equal(kept.cpu(), host))")).text == "True\n"
 
 
 async def test_threads_of_the_users_keep_the_lane_to_themselves(process: ExecutorProcess) -> None:
@@ -246,11 +283,7 @@ async def test_sessions_that_outlive_their_executor_do_without_a_lane(process: E
             assert (await notebook.run(train(2) + HAS_LANE)).text.endswith("\nTrue\n")
         before = (await executor.session(running))["iterations"]
         training = asyncio.create_task(running.run(train(12), timeout=120))
-
-        async def runs() -> bool:
-            return bool((await executor.session(running))["iterations"] > before + 5)
-
-        await until(runs, "the training runs")
+        await executor.until_session(running, lambda session: session["iterations"] > before + 5, "the training runs")
         await executor.replace()
         _, wrong, difference = json.loads((await training).text.splitlines()[-1])
         assert (wrong, difference < LOSSES_DIFFER) == (0, True)

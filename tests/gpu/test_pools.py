@@ -1,18 +1,52 @@
-"""Torch's allocator over addresses of ours, with torch's CUDA build: what it forbids while a pool is begun."""
+"""Torch's allocator over addresses of ours, with torch's CUDA build: what it forbids while a pool is begun.
+
+What these tests look for ends processes: an assertion in torch's destructors, or two threads that wait for each other.
+So each runs in one of its own, with lane memory over torch on a GPU and the executor's store beside it.
+"""
 
 from __future__ import annotations
 
-import pytest
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
-from tests.gpu.lane_process import run_alone
+import pytest
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.usefixtures("gpu")]
 
+#: seconds that such a process may take, on a busy machine
+PATIENCE = 90.0
+_IMPORTS = """
+import os, subprocess, sys, threading
+import torch
+from sharedkernel.device_memory.driver import MIB
+from sharedkernel.selftest import lane_process
+from sharedkernel.selftest.lane_process import LANE, LaneProcess, empty, pool_bytes
 
-def test_a_retired_pool_is_dropped_while_others_are_begun() -> None:
-    """The lane changes its size, and the pools over its earlier units go."""
+def keep_busy(stream):
+    lane_process.keep_busy(stream)
+    assert not stream.query(), "the device is faster than this test"
+"""
+
+
+def run_alone(code: str, **environment: str) -> None:
+    """Run *code* in a process of its own, after `_IMPORTS`."""
+    process = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", _IMPORTS + textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=PATIENCE, cwd=Path(__file__).parents[2],
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert process.returncode == 0, f"exit status {process.returncode}\n{process.stdout}\n{process.stderr[-6000:]}"
+
+
+def test_pools_are_dropped_as_soon_as_torch_allows_it() -> None:
+    """Retired ones and users', inside iterations and outside; not while others or a graph are begun, nor at exit."""
     run_alone("""
         process = LaneProcess(64 * MIB)
+
+        # the lane changes its size, and the pools over its earlier units go
         for size in (64, 96, 32, 80):
             process.resize_lane(size * MIB)
             for _ in range(4):
@@ -24,13 +58,8 @@ def test_a_retired_pool_is_dropped_while_others_are_begun() -> None:
         process.memory.trim()
         assert process.arena.private_bytes < 24 * MIB, process.memory.figures()
         process.arena.validate(), process.store.validate()
-    """)
 
-
-def test_a_users_pool_can_be_deleted_at_any_time() -> None:
-    """Its memory is given back at the next boundary, inside an iteration and outside, once no other one is in use."""
-    run_alone("""
-        process = LaneProcess()
+        # a user's pool may be deleted at any time: it goes at the next boundary, once no other one is in use
         for inside in (False, True):
             if inside:
                 process.begin_turn()
@@ -54,25 +83,8 @@ def test_a_users_pool_can_be_deleted_at_any_time() -> None:
         process.memory.next_iteration()
         assert pool_bytes(number) == 0
         process.hand_over()
-    """)
 
-
-def test_a_pool_left_to_the_end_of_the_process_does_not_abort_it() -> None:
-    """Destructors that run at exit meet no pool of ours that is begun."""
-    run_alone("""
-        import atexit
-        process = LaneProcess()
-        process.begin_turn()
-        pool = torch.cuda.MemPool()
-        with torch.cuda.use_mem_pool(pool):
-            tensor = empty(MIB)
-    """)
-
-
-def test_a_pool_is_not_dropped_while_a_graph_is_captured() -> None:
-    """Not even where the stream in use is not the captured one."""
-    run_alone("""
-        process = LaneProcess()
+        # it stays while a graph is captured, even where the stream in use is not the captured one
         process.begin_turn()
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):
@@ -88,6 +100,12 @@ def test_a_pool_is_not_dropped_while_a_graph_is_captured() -> None:
                 process.memory.trim()
         process.memory.next_iteration()
         assert pool_bytes(number) == 0
+
+        # destructors that run at exit meet no pool of ours that is begun
+        process.begin_turn()
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            tensor = empty(MIB)
     """)
 
 
@@ -165,14 +183,13 @@ def test_fresh_memory_is_clean_before_a_side_stream_writes_there() -> None:
     )  # the streams of a software device side by side, too
 
 
-def test_freeing_a_pool_does_not_wait_for_a_thread_that_reads_statistics() -> None:
-    """No Python runs where the allocator holds its mutex."""
-    run_alone(
-        """
+def test_pools_are_freed_beside_threads_that_use_the_allocator() -> None:
+    """No Python runs where it holds its mutex, for which one that reads statistics would wait; one may allocate."""
+    run_alone("""
         import threading, time
         sys.setswitchinterval(1e-6)
         process = LaneProcess()
-        is_over = False
+        is_over, errors = False, []
 
         def read() -> None:
             while not is_over:
@@ -187,18 +204,7 @@ def test_freeing_a_pool_does_not_wait_for_a_thread_that_reads_statistics() -> No
             process.memory.trim()
         is_over = True
         reader.join()
-    """,
-        timeout=60,
-    )
-
-
-def test_a_pool_is_not_dropped_under_a_thread_that_allocates_from_it() -> None:
-    """`empty_cache` while another thread is in the middle of an allocation."""
-    run_alone("""
-        import threading, time
-        sys.setswitchinterval(1e-6)
-        process = LaneProcess()
-        is_over, errors = False, []
+        is_over = False
 
         def allocate(size) -> None:
             try:

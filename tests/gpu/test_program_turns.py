@@ -16,7 +16,7 @@ from sharedkernel.errors import Refused
 from sharedkernel.paths import STOPPED_DIRECTORY
 from sharedkernel.system.nvml import Gpu
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
-from tests.gpu.test_lanes import CAPACITY
+from tests.gpu.conftest import executor_of_one_lane
 from tests.software_gpu.support import device_seconds, settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -58,11 +58,8 @@ def patient_process(gpu: Gpu) -> Iterator[ExecutorProcess]:
 
 
 def executor_with_turns_of(quantum: str, gpu: Gpu) -> Iterator[ExecutorProcess]:
-    options = ("--device", "cuda:0", "--parallel-lanes", "1", "--quantum", quantum)
     with settings(KERNEL_US=1000):
-        process = ExecutorProcess(*options, capacity=str(min(CAPACITY, gpu.facts.total_bytes)))
-        yield process
-        process.close()
+        yield from executor_of_one_lane(gpu, "--quantum", quantum)
 
 
 def script(directory: Path, code: str, *launcher: str) -> str:
@@ -88,11 +85,11 @@ def state(pid: int) -> str:
     return "X"
 
 
-async def is_stopped(*pids: int) -> bool:
+def is_stopped(*pids: int) -> bool:
     return all(state(pid) == "T" for pid in pids)
 
 
-async def runs(*pids: int) -> bool:
+def runs(*pids: int) -> bool:
     return all(state(pid) in "RSD" for pid in pids)
 
 
@@ -109,11 +106,7 @@ async def training(executor: Executor, notebook: Notebook) -> AsyncIterator[None
     try:
         yield
         before = (await executor.session(notebook))["iterations"]
-
-        async def goes_on() -> bool:
-            return bool((await executor.session(notebook))["iterations"] > before)
-
-        await until(goes_on, "the training goes on")
+        await executor.until_session(notebook, lambda session: session["iterations"] > before, "the training goes on")
     finally:
         await executor.client.signal_session(notebook.session, signal.SIGINT)
         assert (await cell).error == "KeyboardInterrupt"
@@ -195,15 +188,14 @@ async def test_two_processes_of_torchrun_stop_and_continue_as_one(process: Execu
     async with two_notebooks(process) as (executor, ada, grace):
         pid = int((await grace.run(script(tmp_path, RANKS, *TORCHRUN))).text)
         async with training(executor, ada):
-
-            async def ranks() -> set[int]:
-                return next((pids for pids in recorded(process) if len(pids) == 2), set())
-
-            both = await until(ranks, "both processes were stopped at once")
+            both = await until(
+                lambda: next((pids for pids in recorded(process) if len(pids) == 2), None),
+                "both processes were stopped at once",
+            )
             assert pid not in both
             for _ in range(3):
                 await until(lambda: is_stopped(*both), "both wait")
-                assert not await is_stopped(pid)
+                assert not is_stopped(pid)
                 await until(lambda: runs(*both), "both have their turn")
             outcome = await grace.run("import torch; print(torch.ones(3, device='cuda').sum().item())")
             assert outcome.text == "3.0\n"
@@ -221,22 +213,18 @@ async def test_a_cell_that_waits_for_its_program_can_be_interrupted(process: Exe
     path.write_text(TRAIN)
     async with two_notebooks(process) as (executor, ada, grace), training(executor, ada):
         cell = asyncio.create_task(grace.run(f"import sys\n!{{sys.executable}} {path}", timeout=300))
-
-        async def stopped() -> set[int]:
-            return next(iter(recorded(process)), set())
-
-        pids = await until(stopped, "the program waits for its turn")
+        pids = await until(lambda: next(iter(recorded(process)), None), "the program waits for its turn")
         (program,) = (await executor.session(grace))["programs"]
         assert (program["name"], program["processes"], program["note"]) == ("train.py", 1, None)
         assert program["bytes"] > 0
-        await until(stopped, "the program waits for its turn")
+        await until(lambda: recorded(process), "the program waits for its turn")
         await executor.client.signal_session(grace.session, signal.SIGINT)
         await cell
         await until(lambda: is_gone(*pids), "the program has ended")
         assert (await grace.run("1 + 1")).text == "2"
 
 
-async def is_gone(*pids: int) -> bool:
+def is_gone(*pids: int) -> bool:
     return all(state(pid) in "XZ" for pid in pids)
 
 
@@ -259,43 +247,43 @@ async def reach(what: str, pid: int, process: ExecutorProcess) -> None:
 STATES = ("waits", "is being stopped")
 
 
-@pytest.mark.parametrize("what", STATES)
-async def test_nothing_stays_stopped_after_the_executor(process: ExecutorProcess, tmp_path: Path, what: str) -> None:
+async def test_nothing_stays_stopped_after_the_executor(process: ExecutorProcess, tmp_path: Path) -> None:
     """Killed without another one; with the next one it takes turns as before."""
     async with two_notebooks(process) as (executor, ada, grace):
         pid = int((await grace.run(script(tmp_path, TRAIN))).text)
         async with training(executor, ada):
-            await reach(what, pid, process)
-            process.kill()
-            await until(lambda: runs(pid), "it runs on by itself")
-            assert (await grace.run("1 + 1")).text == "2"
-            process.start()
-            await executor.connect()
-            await reach("waits", pid, process)
+            for what in STATES:
+                await reach(what, pid, process)
+                process.kill()
+                await until(lambda: runs(pid), "it runs on by itself")
+                assert (await grace.run("1 + 1")).text == "2"
+                process.start()
+                await executor.connect()
+                await reach("waits", pid, process)
             await executor.replace()  # and by the next one
             await until(lambda: runs(pid), "it runs")
         await grace.run("program.kill(); program.wait()")
 
 
 @pytest.mark.parametrize("with_executor", [True, False], ids=["beside an executor", "and the executor"])
-@pytest.mark.parametrize("what", STATES)
 async def test_nothing_stays_stopped_after_the_session(
-    process: ExecutorProcess, tmp_path: Path, what: str, with_executor: bool
+    process: ExecutorProcess, tmp_path: Path, with_executor: bool
 ) -> None:
     """A program ends with its session, also if it is stopped."""
-    async with two_notebooks(process) as (executor, ada, grace):
+
+    async def kill_session(executor: Executor, what: str) -> None:
+        grace = await executor.notebook("grace")
         pid = int((await grace.run(script(tmp_path, TRAIN))).text)
-        async with training(executor, ada):
-            await reach(what, pid, process)
-            if not with_executor:
-                process.kill()
-            os.kill(grace.record.pid, signal.SIGKILL)
-            await until(lambda: is_gone(pid), "it is gone")
-            if not with_executor:
-                process.start()
-                await executor.connect()
+        await reach(what, pid, process)
+        if not with_executor:
+            process.kill()
+        os.kill(grace.record.pid, signal.SIGKILL)
+        await until(lambda: is_gone(pid), "it is gone")
+        if not with_executor:
+            process.start()
+            await executor.connect()
+        await until(lambda: not recorded(process), "its record is removed")
 
-            async def is_forgotten() -> bool:
-                return not recorded(process)
-
-            await until(is_forgotten, "its record is removed")
+    async with Executor(process) as executor, training(executor, await executor.notebook("ada")):
+        for what in STATES:
+            await kill_session(executor, what)

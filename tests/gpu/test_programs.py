@@ -1,4 +1,4 @@
-"""Programs that use CUDA in many ways, beside a training in the same lane: they print what plain torch prints."""
+"""Sessions on a GPU: they train, and beside a training in the same lane programs print what plain torch prints."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.system.nvml import Gpu
-from tests.executor.harness import Executor, ExecutorProcess, until
-from tests.gpu.test_lanes import CAPACITY, open_group, train
+from tests.executor.harness import Executor, ExecutorProcess
+from tests.gpu.test_lanes import open_group, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -131,40 +129,101 @@ print(json.dumps(norms))
 }
 
 FOREVER = train(8).replace("while time.monotonic() < end:", "while True:")
+#: runs the programs of its argument's JSON, one after the other
+PLAIN = """
+import json, sys
+for code in json.loads(sys.argv[1]):
+    exec(code, {})
+"""
 
 
-@pytest.fixture(scope="module")
-def process(gpu: Gpu) -> Iterator[ExecutorProcess]:
-    """Yield an executor of one lane, whose bytes are checked and poisoned at each hand-over."""
-    options = ("--device", "cuda:0", "--parallel-lanes", "1", "--check-lanes")
-    process = ExecutorProcess(*options, capacity=str(min(CAPACITY, gpu.facts.total_bytes)))
-    yield process
-    process.close()
-
-
-@pytest.mark.parametrize("what", PROGRAMS)
-async def test_a_program_prints_what_plain_torch_prints(process: ExecutorProcess, what: str) -> None:
-    """While another session's training takes turns with it, and goes on after it."""
-    code = PREPARE + PROGRAMS[what]
-    plain = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)  # noqa: ASYNC221
+async def test_programs_print_what_plain_torch_prints(process: ExecutorProcess) -> None:
+    """While another session's training takes turns with them, and goes on after them."""
+    programs = {what: PREPARE + code for what, code in PROGRAMS.items()}
+    command = [sys.executable, "-c", PLAIN, json.dumps([*programs.values()])]
+    plain = subprocess.run(command, capture_output=True, text=True, timeout=240)  # noqa: ASYNC221
     assert plain.returncode == 0, plain.stderr
-    expected = json.loads(plain.stdout.splitlines()[-1])
+    expected = dict(zip(programs, plain.stdout.splitlines(), strict=True))
 
     async with Executor(process) as executor:
         busy, notebook = await open_group(executor, "ada", "grace")
-        training = asyncio.create_task(busy.run(FOREVER, timeout=240))
-
-        async def is_under_way() -> bool:
-            return bool((await executor.session(busy))["iterations"] > 3)
-
+        training = asyncio.create_task(busy.run(FOREVER, timeout=500))
         try:
-            await until(is_under_way, "the training is under way")
-            for _ in range(2):  # the second time in a lane
-                outcome = await notebook.run(code, timeout=120)
-                assert outcome.status == "ok", outcome
-                assert json.loads(outcome.text.splitlines()[-1]) == expected
+            await executor.until_session(busy, lambda session: session["iterations"] > 3, "the training is under way")
+            for what, code in programs.items():
+                for _ in range(2):  # the second time in a lane
+                    outcome = await notebook.run(code, timeout=120)
+                    assert (outcome.status, outcome.text.splitlines()[-1:]) == ("ok", [expected[what]]), (what, outcome)
         finally:
             await executor.client.signal_session(busy.session, signal.SIGINT)
         assert (await training).error == "KeyboardInterrupt"
         outcome = await busy.run("print(len(losses) > 3, wrong)")
         assert outcome.text == "True 0\n"
+
+
+TRAIN = """
+import json, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 10)).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+inputs, labels = torch.randn(256, 512, device="cuda"), torch.randint(10, (256,), device="cuda")
+losses = []
+for _ in range(200):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+print(json.dumps([losses[0], losses[-1]]))
+"""
+
+
+async def test_a_session_trains_and_its_memory_is_seen(process: ExecutorProcess) -> None:
+    """It sees one GPU as cuda:0 although it was forked, all memory has figures, and it lives on when refused."""
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        outcome = await notebook.run("import torch; print(torch.cuda.device_count())")
+        assert (outcome.status, outcome.text) == ("ok", "1\n"), outcome
+        outcome = await notebook.run(TRAIN)
+        assert outcome.status == "ok", outcome
+        first, last = json.loads(outcome.text)
+        assert last < first
+        session = await executor.session(notebook)
+        assert session["persistent_bytes"] > 2048 * 512 * 4 * 3
+        assert session["ephemeral_bytes"] == 0, "it is at rest"
+        assert session["iteration_bytes"] > 0
+        assert session["framework_bytes"] > 100 << 20
+        assert session["iterations"] > 0
+        outcome = await notebook.run("import torch; x = torch.empty(1 << 36, dtype=torch.uint8, device='cuda')")
+        assert (outcome.status, outcome.error) == ("error", "OutOfMemoryError"), outcome
+        outcome = await notebook.run("print(torch.ones(3, device='cuda').sum().item())")
+        assert outcome.text == "3.0\n", outcome
+
+
+async def test_a_forked_child_collects_no_garbage_of_the_session(process: ExecutorProcess) -> None:
+    """Plain torch ends a worker of a DataLoader in which such objects happen to be collected."""
+    garbage = """if True:
+        import gc, os, torch
+        event, tensor, pool = torch.cuda.Event(), torch.ones(1 << 20, device="cuda"), torch.cuda.MemPool()
+        pinned = torch.ones(1 << 16).pin_memory()
+        event.record()
+        tensor.record_stream(torch.cuda.Stream())
+        with torch.cuda.use_mem_pool(pool):
+            pooled = torch.ones(1 << 20, device="cuda")
+        kept = pinned.to("cuda", non_blocking=True)
+        gc.disable()
+        cycle = [event, tensor, pool, pinned, pooled]
+        cycle.append(cycle)
+        del cycle, event, tensor, pool, pinned, pooled
+        child = os.fork()
+        if not child:
+            gc.collect()
+            os._exit(0)
+        print(os.waitpid(child, 0)[1], gc.collect() > 0)
+        gc.enable()
+    """
+
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        outcome = await notebook.run(garbage)
+        assert outcome.text == "0 True\n", outcome
