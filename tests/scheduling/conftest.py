@@ -27,6 +27,6 @@ def make_sched() -> Iterator[Callable[..., Desk]]:
 
 
 @pytest.fixture
-def sched(make_sched: Callable[..., Desk]) -> Desk:
-    """Yield a scheduler of a device with 1000 bytes and one running lane, policy fair."""
-    return make_sched()
+def sched(make_sched: Callable[..., Desk], request: pytest.FixtureRequest) -> Desk:
+    """Return a scheduler of a device with 1000 bytes, or as many as the module names, and one running lane."""
+    return make_sched(capacity=getattr(request.module, "CAPACITY", 1000))

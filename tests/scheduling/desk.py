@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Self
 
 from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, SessionView, UserId
-from sharedkernel.scheduling.model.actions import Action
-from sharedkernel.scheduling.model.events import (
-    CellClosed,
-    CellInterrupted,
-    CellOpened,
-    DeviceWanted,
-    DeviceWantWithdrawn,
-    Event,
-    GrantReleased,
-    MemoryMeasured,
-    NotRestored,
-    OffloadDeclined,
-    Offloaded,
-    OffloadRequested,
-    PolicyConfigured,
-    ReleasePoint,
-    Restored,
-    SessionDetached,
-    SessionEnded,
-    SessionStarted,
-    ShelfMeasured,
-    Tick,
-    UsedWithoutGrant,
-    UserConfigured,
-)
+from sharedkernel.scheduling.model import events
+from sharedkernel.scheduling.model.actions import Action, Refuse
 from sharedkernel.scheduling.model.session import Session
 from tests.scheduling.invariants import validate
 
@@ -43,14 +21,14 @@ class Desk:
         self.scheduler = Scheduler(config)
         self.now = 0.0
         #: all events handled, with their times
-        self.log: list[tuple[float, Event]] = []
+        self.log: list[tuple[float, events.Event]] = []
         #: what they led to
         self.answers: list[list[Action]] = []
         #: the sessions that events have touched since :meth:`take_touched`
         self._touched: list[SessionId] = []
         self._memory: dict[str, MemoryProfile] = {}
 
-    def send(self, event: Event) -> list[Action]:
+    def send(self, event: events.Event) -> list[Action]:
         actions = self.scheduler.handle(event, now=self.now)
         self.log.append((self.now, event))
         self.answers.append(actions)
@@ -78,21 +56,23 @@ class Desk:
         priority: int = 0,
     ) -> list[Action]:
         return self.send(
-            UserConfigured(user=UserId(user), share=share, quota=quota, offload_after=offload_after, priority=priority)
+            events.UserConfigured(
+                user=UserId(user), share=share, quota=quota, offload_after=offload_after, priority=priority
+            )
         )
 
     def policy(self, policy: str, *, backfill: bool = False) -> list[Action]:
         """Let another policy rank from now on."""
-        return self.send(PolicyConfigured(policy=policy, backfill=backfill))
+        return self.send(events.PolicyConfigured(policy=policy, backfill=backfill))
 
     def shelve(self, user: str, size: int) -> list[Action]:
-        return self.send(ShelfMeasured(user=UserId(user), bytes=size))
+        return self.send(events.ShelfMeasured(user=UserId(user), bytes=size))
 
     def start(self, *names: str, domain: str = "all", framework: int = 0, attained: float = 0.0) -> None:
         for name in names:
             user = UserId(name.rstrip("0123456789"))
             self.send(
-                SessionStarted(
+                events.SessionStarted(
                     session=SessionId(name), user=user, domain=domain, framework=framework, attained=attained
                 )
             )
@@ -100,7 +80,7 @@ class Desk:
 
     def open(self, *names: str, source: str | None = None) -> None:
         for name in names:
-            assert self.send(CellOpened(session=SessionId(name), source=source)) == []
+            assert self.send(events.CellOpened(session=SessionId(name), source=source)) == []
 
     def ready(self, *names: str, source: str | None = None, **started: Any) -> None:
         """Start sessions, and open a cell in each."""
@@ -131,7 +111,7 @@ class Desk:
     ) -> list[Action]:
         profile = self.profile(name, ephemeral=ephemeral, persistent=persistent)
         return self.send(
-            DeviceWanted(
+            events.DeviceWanted(
                 context=context,
                 session=SessionId(name),
                 memory=dataclasses.replace(profile, is_guess=is_guess),
@@ -147,12 +127,12 @@ class Desk:
         return self.release(name, "yield", live=live) + self.want(name, growth=growth)
 
     def withdraw(self, name: str) -> list[Action]:
-        return self.send(DeviceWantWithdrawn(session=SessionId(name)))
+        return self.send(events.DeviceWantWithdrawn(session=SessionId(name)))
 
     def release(
         self,
         name: str,
-        at: ReleasePoint = "boundary",
+        at: events.ReleasePoint = "boundary",
         *,
         ephemeral: int | None = None,
         persistent: int | None = None,
@@ -163,7 +143,7 @@ class Desk:
         remaining: int | None = None,
     ) -> list[Action]:
         return self.send(
-            GrantReleased(
+            events.GrantReleased(
                 session=SessionId(name),
                 at=at,
                 memory=self.profile(name, ephemeral=ephemeral, persistent=persistent, needed=needed),
@@ -176,55 +156,55 @@ class Desk:
 
     def measure(self, name: str, *, ephemeral: int | None = None, persistent: int | None = None) -> list[Action]:
         memory = self.profile(name, ephemeral=ephemeral, persistent=persistent)
-        return self.send(MemoryMeasured(session=SessionId(name), memory=memory))
+        return self.send(events.MemoryMeasured(session=SessionId(name), memory=memory))
 
     def use(self, name: str, seconds: float) -> list[Action]:
         """Report that the device was seen to work for the session without a grant."""
-        return self.send(UsedWithoutGrant(session=SessionId(name), seconds=seconds))
+        return self.send(events.UsedWithoutGrant(session=SessionId(name), seconds=seconds))
 
     def close(self, name: str, *, persistent: int | None = None) -> list[Action]:
         memory = self.profile(name, persistent=persistent, needed=0)
-        return self.send(CellClosed(session=SessionId(name), memory=memory))
+        return self.send(events.CellClosed(session=SessionId(name), memory=memory))
 
     def request_offload(self, name: str) -> list[Action]:
-        return self.send(OffloadRequested(session=SessionId(name)))
+        return self.send(events.OffloadRequested(session=SessionId(name)))
 
     def offload(self, name: str, *, stays: int = 0) -> list[Action]:
         """Report that the session's memory and what is live was moved away, but for what *stays*."""
         away = self._memory[name].persistent - stays + self.session(name).iteration.live
         memory = self.profile(name, persistent=stays)
-        return self.send(Offloaded(session=SessionId(name), memory=memory, offloaded=away))
+        return self.send(events.Offloaded(session=SessionId(name), memory=memory, offloaded=away))
 
     def detach(self, name: str, detached: bool = True) -> list[Action]:
-        return self.send(SessionDetached(session=SessionId(name), detached=detached))
+        return self.send(events.SessionDetached(session=SessionId(name), detached=detached))
 
     def decline(self, name: str) -> list[Action]:
-        return self.send(OffloadDeclined(session=SessionId(name)))
+        return self.send(events.OffloadDeclined(session=SessionId(name)))
 
     def restored(self, name: str) -> list[Action]:
         """Report that what was moved away is back."""
         persistent = self._memory[name].persistent + self.session(name).offload.size
-        return self.send(Restored(session=SessionId(name), memory=self.profile(name, persistent=persistent)))
+        return self.send(events.Restored(session=SessionId(name), memory=self.profile(name, persistent=persistent)))
 
     def not_restored(self, name: str) -> list[Action]:
         """Report that there was no room for what was moved away."""
-        return self.send(NotRestored(session=SessionId(name), memory=self.profile(name)))
+        return self.send(events.NotRestored(session=SessionId(name), memory=self.profile(name)))
 
     def interrupt(self, name: str) -> list[Action]:
         """Interrupt a cell whose memory is away."""
-        return self.send(CellInterrupted(session=SessionId(name)))
+        return self.send(events.CellInterrupted(session=SessionId(name)))
 
     def reopen(self, name: str) -> list[Action]:
         """Open a cell of a session that is offloaded."""
-        return self.send(CellOpened(session=SessionId(name)))
+        return self.send(events.CellOpened(session=SessionId(name)))
 
     def end(self, name: str) -> list[Action]:
-        return self.send(SessionEnded(session=SessionId(name)))
+        return self.send(events.SessionEnded(session=SessionId(name)))
 
     def tick(self, now: float | None = None) -> list[Action]:
         if now is not None:
             self.now = now
-        return self.send(Tick())
+        return self.send(events.Tick())
 
     def tick_at_deadline(self) -> list[Action]:
         """Wait until the scheduler asks for attention."""
@@ -247,7 +227,7 @@ class Desk:
         self.release(name, "cell", **measured)
         return self.close(name)
 
-    def pause(self, name: str, at: ReleasePoint = "boundary", **measured: Any) -> list[Action]:
+    def pause(self, name: str, at: events.ReleasePoint = "boundary", **measured: Any) -> list[Action]:
         """Let the session give the device back and want it again; return the last answer."""
         self.release(name, at, **measured)
         return self.want(name)
@@ -278,3 +258,10 @@ class Desk:
     def attained(self, user: str) -> float:
         snapshot = self.scheduler.snapshot(self.now)
         return next(view.attained for view in snapshot.users if view.id == user)
+
+
+def refused(actions: Sequence[Action]) -> Refuse:
+    """Return the refusal that is the only action."""
+    (refusal,) = actions
+    assert isinstance(refusal, Refuse)
+    return refusal

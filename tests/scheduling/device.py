@@ -124,10 +124,6 @@ class Device:
         """Let another policy rank from now on."""
         self._do(self.desk.policy(policy))
 
-    def use(self, name: str, seconds: float) -> None:
-        """Report that the device was seen to work for a notebook without a grant."""
-        self._do(self.desk.use(name, seconds))
-
     def run(self, until: float = 1e9, *, most_events: int = 200_000) -> None:
         """Let time pass until *until*, or until all cells are done."""
         while not self.is_done:

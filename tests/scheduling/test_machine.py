@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, SessionState, UserId
+from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.actions import (
     Action,
     CreateLane,
@@ -23,32 +26,6 @@ from sharedkernel.scheduling.model.actions import (
     Revoke,
     StopProcess,
     Summon,
-)
-from sharedkernel.scheduling.model.events import (
-    CellClosed,
-    CellInterrupted,
-    CellOpened,
-    DeviceWanted,
-    DeviceWantWithdrawn,
-    Event,
-    GrantReleased,
-    HolderIdle,
-    MemoryMeasured,
-    NotRestored,
-    OffloadDeclined,
-    Offloaded,
-    OffloadRequested,
-    PolicyConfigured,
-    ProcessStopped,
-    Restored,
-    SessionDetached,
-    SessionEnded,
-    SessionEvent,
-    SessionStarted,
-    ShelfMeasured,
-    Tick,
-    UsedWithoutGrant,
-    UserConfigured,
 )
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
 from sharedkernel.scheduling.policies.registry import POLICIES
@@ -95,6 +72,20 @@ def without_track(span: Span) -> Span:
     return dataclasses.replace(span, track=None)
 
 
+def where_allowed(event: type[events.SessionEvent], **drawn: st.SearchStrategy[Any]) -> Callable[..., Any]:
+    """Make a method a rule for a session, one of those in a state that allows *event*."""
+
+    def decorate(method: Callable[..., None]) -> Any:
+        def for_any(self: Machine, number: int, **values: Any) -> None:
+            names = self.allowing(event)
+            method(self, names[number % len(names)], **values)
+
+        for_any.__name__ = method.__name__
+        return precondition(lambda self: self.allowing(event))(rule(number=picks, **drawn)(for_any))
+
+    return decorate
+
+
 class Machine(RuleBasedStateMachine):
     """Sends legal events at random, and carries the actions out on a model of the device."""
 
@@ -124,20 +115,20 @@ class Machine(RuleBasedStateMachine):
             self.start(f"w{len(self.scheduler.sessions)}", "x", framework)
             name = SessionId(f"s{self.num_sessions}")
             memory = MemoryProfile(persistent=0, ephemeral=ephemeral, framework=framework)
-            self.send(Offloaded(session=name, memory=memory, offloaded=persistent))
+            self.send(events.Offloaded(session=name, memory=memory, offloaded=persistent))
             if is_open:
-                self.send(CellOpened(session=name))
+                self.send(events.CellOpened(session=name))
 
     # --- what the caller sees of the actions -----------------------------------
 
-    def send(self, event: Event) -> None:
-        if isinstance(event, GrantReleased | ProcessStopped | SessionEnded):
+    def send(self, event: events.Event) -> None:
+        if isinstance(event, events.GrantReleased | events.ProcessStopped | events.SessionEnded):
             self.granted.pop(event.session, None)
-        if isinstance(event, Offloaded | OffloadDeclined | SessionEnded):
+        if isinstance(event, events.Offloaded | events.OffloadDeclined | events.SessionEnded):
             self.asked.discard(event.session)
-        if isinstance(event, Restored | NotRestored | CellClosed | SessionEnded):
+        if isinstance(event, events.Restored | events.NotRestored | events.CellClosed | events.SessionEnded):
             self.restoring.discard(event.session)
-        if isinstance(event, DeviceWanted | ProcessStopped | CellClosed | SessionEnded):
+        if isinstance(event, events.DeviceWanted | events.ProcessStopped | events.CellClosed | events.SessionEnded):
             self.summoned.discard(event.session)
         actions = self.scheduler.handle(event, now=self.now)
         self.follow()
@@ -199,7 +190,7 @@ class Machine(RuleBasedStateMachine):
     def sessions(self, *states: SessionState) -> list[SessionId]:
         return [session.id for session in self.scheduler.sessions.values() if session.state in states]
 
-    def allowing(self, event: type[SessionEvent]) -> list[SessionId]:
+    def allowing(self, event: type[events.SessionEvent]) -> list[SessionId]:
         return self.sessions(*(state for state, kind in TRANSITIONS if kind is event))
 
     def pick(self, names: list[SessionId], number: int) -> SessionId:
@@ -208,7 +199,7 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.04, 0.3, 6.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.send(Tick())
+        self.send(events.Tick())
 
     @precondition(lambda self: self.scheduler.next_deadline() is not None)
     @rule()
@@ -216,13 +207,13 @@ class Machine(RuleBasedStateMachine):
         deadline = self.scheduler.next_deadline()
         assert deadline is not None
         self.now = max(self.now, deadline)
-        self.send(Tick())
+        self.send(events.Tick())
 
     @rule(policy=st.sampled_from(list(POLICIES)))
     def switch(self, policy: str) -> None:
         """Let another policy rank from now on: nothing is taken from anybody who holds a grant by that alone."""
         held = dict(self.granted)
-        self.send(PolicyConfigured(policy=policy))
+        self.send(events.PolicyConfigured(policy=policy))
         assert held.items() <= self.granted.items()
 
     @precondition(lambda self: len(self.scheduler.sessions) < 7)
@@ -230,7 +221,7 @@ class Machine(RuleBasedStateMachine):
     def start(self, user: str, domain: str, framework: int) -> None:
         self.num_sessions += 1
         name = SessionId(f"s{self.num_sessions}")
-        self.send(SessionStarted(session=name, user=UserId(user), domain=domain, framework=framework))
+        self.send(events.SessionStarted(session=name, user=UserId(user), domain=domain, framework=framework))
 
     @rule(
         user=st.sampled_from("uvw"),
@@ -240,107 +231,90 @@ class Machine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, -1, 3]),
     )
     def configure(self, user: str, share: float, quota: int | None, offload_after: float | None, priority: int) -> None:
-        event = UserConfigured(
+        event = events.UserConfigured(
             user=UserId(user), share=share, quota=quota, offload_after=offload_after, priority=priority
         )
         self.send(event)
 
     @rule(user=st.sampled_from("uvw"), size=mebibytes(0, 20))
     def shelve(self, user: str, size: int) -> None:
-        self.send(ShelfMeasured(user=UserId(user), bytes=size))
+        self.send(events.ShelfMeasured(user=UserId(user), bytes=size))
 
-    @precondition(lambda self: self.allowing(UsedWithoutGrant))
-    @rule(number=picks, seconds=st.sampled_from([0.0, 0.04, 6.0]))
-    def use_without_grant(self, number: int, seconds: float) -> None:
-        self.send(UsedWithoutGrant(session=self.pick(self.allowing(UsedWithoutGrant), number), seconds=seconds))
+    @where_allowed(events.UsedWithoutGrant, seconds=st.sampled_from([0.0, 0.04, 6.0]))
+    def use_without_grant(self, session: SessionId, seconds: float) -> None:
+        self.send(events.UsedWithoutGrant(session=session, seconds=seconds))
 
-    @precondition(lambda self: self.allowing(CellOpened))
-    @rule(number=picks, source=st.sampled_from([None, "a", "b"]))
-    def open(self, number: int, source: str | None) -> None:
-        self.send(CellOpened(session=self.pick(self.allowing(CellOpened), number), source=source))
+    @where_allowed(events.CellOpened, source=st.sampled_from([None, "a", "b"]))
+    def open(self, session: SessionId, source: str | None) -> None:
+        self.send(events.CellOpened(session=session, source=source))
 
-    @precondition(lambda self: self.allowing(DeviceWanted))
-    @rule(
-        number=picks,
+    @where_allowed(
+        events.DeviceWanted,
         memory=st.none() | memories,
         growth=st.just(0) | mebibytes(0, 40),
         context=st.just(0) | mebibytes(0, 40),
         remaining=st.sampled_from([None, None, 0, 2, 50]),
     )
-    def want(self, number: int, memory: MemoryProfile | None, growth: int, context: int, remaining: int | None) -> None:
-        session = self.pick(self.allowing(DeviceWanted), number)
+    def want(
+        self, session: SessionId, memory: MemoryProfile | None, growth: int, context: int, remaining: int | None
+    ) -> None:
         self.send(
-            DeviceWanted(session=session, memory=memory, growth=growth, context=context, remaining_iterations=remaining)
+            events.DeviceWanted(
+                session=session, memory=memory, growth=growth, context=context, remaining_iterations=remaining
+            )
         )
 
-    @precondition(lambda self: self.allowing(DeviceWantWithdrawn))
-    @rule(number=picks)
-    def withdraw(self, number: int) -> None:
-        self.send(DeviceWantWithdrawn(session=self.pick(self.allowing(DeviceWantWithdrawn), number)))
+    @where_allowed(events.DeviceWantWithdrawn)
+    def withdraw(self, session: SessionId) -> None:
+        self.send(events.DeviceWantWithdrawn(session=session))
 
-    @precondition(lambda self: self.allowing(GrantReleased))
-    @rule(
-        number=picks,
+    @where_allowed(
+        events.GrantReleased,
         at=st.sampled_from(["boundary", "boundary", "cell", "yield"]),
         memory=memories,
         live=mebibytes(0, 40),
         utilisation=st.none() | st.sampled_from([0.0, 0.3, 0.7, 1.0]),
     )
-    def release(self, number: int, at: str, memory: MemoryProfile, live: int, utilisation: float | None) -> None:
-        session = self.pick(self.allowing(GrantReleased), number)
-        event = GrantReleased(
-            session=session,
-            at=at,  # type: ignore[arg-type]
-            memory=memory,
-            live_bytes=live,
-            iterations=1,
-            utilisation=utilisation,
+    def release(
+        self, session: SessionId, at: events.ReleasePoint, memory: MemoryProfile, live: int, utilisation: float | None
+    ) -> None:
+        event = events.GrantReleased(
+            session=session, at=at, memory=memory, live_bytes=live, iterations=1, utilisation=utilisation
         )
         self.send(event)
 
-    @precondition(lambda self: self.allowing(HolderIdle))
-    @rule(number=picks)
-    def hold_idly(self, number: int) -> None:
-        self.send(HolderIdle(session=self.pick(self.allowing(HolderIdle), number)))
+    @where_allowed(events.HolderIdle)
+    def hold_idly(self, session: SessionId) -> None:
+        self.send(events.HolderIdle(session=session))
 
-    @precondition(lambda self: self.allowing(ProcessStopped))
-    @rule(number=picks, live=mebibytes(0, 40))
-    def stop(self, number: int, live: int) -> None:
-        session = self.pick(self.allowing(ProcessStopped), number)
+    @where_allowed(events.ProcessStopped, live=mebibytes(0, 40))
+    def stop(self, session: SessionId, live: int) -> None:
         memory = self.scheduler.sessions[session].memory
-        self.send(ProcessStopped(session=session, memory=memory, live_bytes=live))
+        self.send(events.ProcessStopped(session=session, memory=memory, live_bytes=live))
 
-    @precondition(lambda self: self.allowing(MemoryMeasured))
-    @rule(number=picks, memory=memories)
-    def measure(self, number: int, memory: MemoryProfile) -> None:
-        self.send(MemoryMeasured(session=self.pick(self.allowing(MemoryMeasured), number), memory=memory))
+    @where_allowed(events.MemoryMeasured, memory=memories)
+    def measure(self, session: SessionId, memory: MemoryProfile) -> None:
+        self.send(events.MemoryMeasured(session=session, memory=memory))
 
-    @precondition(lambda self: self.allowing(CellClosed))
-    @rule(number=picks, memory=memories)
-    def close(self, number: int, memory: MemoryProfile) -> None:
-        self.send(CellClosed(session=self.pick(self.allowing(CellClosed), number), memory=memory))
+    @where_allowed(events.CellClosed, memory=memories)
+    def close(self, session: SessionId, memory: MemoryProfile) -> None:
+        self.send(events.CellClosed(session=session, memory=memory))
 
-    @precondition(lambda self: self.holders())
-    @rule(number=picks, live=mebibytes(0, 40), growth=mebibytes(0, 40))
-    def grow(self, number: int, live: int, growth: int) -> None:
+    @where_allowed(events.GrantReleased, live=mebibytes(0, 40), growth=mebibytes(0, 40))
+    def grow(self, session: SessionId, live: int, growth: int) -> None:
         """Interrupt an iteration that came to need more than it has."""
-        session = self.pick(self.holders(), number)
         memory = self.scheduler.sessions[session].memory
-        self.send(GrantReleased(session=session, at="yield", memory=memory, live_bytes=live))
-        self.send(DeviceWanted(session=session, memory=memory, growth=growth))
-
-    def holders(self) -> list[SessionId]:
-        return self.sessions(SessionState.RUNNING, SessionState.PREEMPTING)
+        self.send(events.GrantReleased(session=session, at="yield", memory=memory, live_bytes=live))
+        self.send(events.DeviceWanted(session=session, memory=memory, growth=growth))
 
     def movable(self) -> list[SessionId]:
         """Return the sessions that were asked to move away and can, else those that are idle."""
-        asked = [session for session in self.allowing(Offloaded) if session in self.asked]
+        asked = [session for session in self.allowing(events.Offloaded) if session in self.asked]
         return asked or self.sessions(SessionState.IDLE)
 
-    @precondition(lambda self: self.allowing(OffloadRequested))
-    @rule(number=picks)
-    def request_offload(self, number: int) -> None:
-        self.send(OffloadRequested(session=self.pick(self.allowing(OffloadRequested), number)))
+    @where_allowed(events.OffloadRequested)
+    def request_offload(self, session: SessionId) -> None:
+        self.send(events.OffloadRequested(session=session))
 
     @precondition(lambda self: self.movable())
     @rule(number=picks, stays=st.sampled_from([0.0, 0.0, 0.5]))
@@ -350,44 +324,42 @@ class Machine(RuleBasedStateMachine):
         memory, live = self.scheduler.sessions[session].memory, self.scheduler.sessions[session].iteration.live
         kept = int(memory.persistent * stays)
         left = MemoryProfile(persistent=kept, ephemeral=memory.ephemeral, framework=memory.framework)
-        self.send(Offloaded(session=session, memory=left, offloaded=memory.persistent - kept + live))
+        self.send(events.Offloaded(session=session, memory=left, offloaded=memory.persistent - kept + live))
 
     @precondition(lambda self: self.asked)
     @rule(number=picks)
     def decline(self, number: int) -> None:
-        self.send(OffloadDeclined(session=SessionId(sorted(self.asked)[number % len(self.asked)])))
+        self.send(events.OffloadDeclined(session=SessionId(sorted(self.asked)[number % len(self.asked)])))
 
     @precondition(lambda self: self.scheduler.sessions)
     @rule(number=picks, detached=st.booleans())
     def detach(self, number: int, detached: bool) -> None:
         """Shut a session down, or give it back."""
         session = self.pick(list(self.scheduler.sessions), number)
-        self.send(SessionDetached(session=session, detached=detached))
+        self.send(events.SessionDetached(session=session, detached=detached))
 
     @precondition(lambda self: self.restoring)
     @rule(number=picks, memory=memories)
     def restored(self, number: int, memory: MemoryProfile) -> None:
-        self.send(Restored(session=SessionId(sorted(self.restoring)[number % len(self.restoring)]), memory=memory))
+        self.send(
+            events.Restored(session=SessionId(sorted(self.restoring)[number % len(self.restoring)]), memory=memory)
+        )
 
-    @precondition(lambda self: self.allowing(NotRestored))
-    @rule(number=picks)
-    def not_restored(self, number: int) -> None:
+    @where_allowed(events.NotRestored)
+    def not_restored(self, session: SessionId) -> None:
         """Let a session find no room; some say so unasked, as one whose report crosses with an executor's restart."""
-        session = self.pick(self.allowing(NotRestored), number)
         records = self.scheduler.sessions[session]
         came = records.returning if records.offload.is_returning else 0
         memory = dataclasses.replace(records.memory, persistent=records.memory.persistent - came)
-        self.send(NotRestored(session=session, memory=memory))
+        self.send(events.NotRestored(session=session, memory=memory))
 
-    @precondition(lambda self: self.allowing(CellInterrupted))
-    @rule(number=picks)
-    def interrupt(self, number: int) -> None:
-        self.send(CellInterrupted(session=self.pick(self.allowing(CellInterrupted), number)))
+    @where_allowed(events.CellInterrupted)
+    def interrupt(self, session: SessionId) -> None:
+        self.send(events.CellInterrupted(session=session))
 
-    @precondition(lambda self: self.allowing(SessionEnded))
-    @rule(number=picks)
-    def end(self, number: int) -> None:
-        self.send(SessionEnded(session=self.pick(self.allowing(SessionEnded), number)))
+    @where_allowed(events.SessionEnded)
+    def end(self, session: SessionId) -> None:
+        self.send(events.SessionEnded(session=session))
 
     # --- what always holds -----------------------------------
 
@@ -420,27 +392,27 @@ class Machine(RuleBasedStateMachine):
         for name in sorted(self.restoring):
             session = self.scheduler.sessions[SessionId(name)]
             memory = dataclasses.replace(session.memory, persistent=session.memory.persistent)
-            self.send(Restored(session=session.id, memory=memory))
+            self.send(events.Restored(session=session.id, memory=memory))
             return True
         for session in self.sessions(SessionState.PREEMPTING):
             memory = self.scheduler.sessions[session].memory
             # a boundary measures: one that never did would be asked for the next one for ever
             memory = dataclasses.replace(memory, ephemeral=memory.ephemeral or 0)
-            self.send(GrantReleased(session=session, at="boundary", memory=memory))
-            self.send(DeviceWanted(session=session))
+            self.send(events.GrantReleased(session=session, at="boundary", memory=memory))
+            self.send(events.DeviceWanted(session=session))
             return True
         for name in sorted(self.summoned):
-            self.send(DeviceWanted(session=SessionId(name)))
+            self.send(events.DeviceWanted(session=SessionId(name)))
             return True
         return False
 
     def movable_answers(self, session: SessionId, state: SessionState) -> None:
         memory, live = self.scheduler.sessions[session].memory, self.scheduler.sessions[session].iteration.live
         if state not in (SessionState.IDLE, SessionState.WAITING):
-            self.send(OffloadDeclined(session=session, for_now=True))
+            self.send(events.OffloadDeclined(session=session, for_now=True))
             return
         left = MemoryProfile(ephemeral=memory.ephemeral, framework=memory.framework)
-        self.send(Offloaded(session=session, memory=left, offloaded=memory.persistent + live))
+        self.send(events.Offloaded(session=session, memory=left, offloaded=memory.persistent + live))
 
     def check_that_nobody_waits_for_ever(self) -> None:
         """If all do what they are asked to, each in line has its memory, or is refused, after a bounded time."""
@@ -460,7 +432,7 @@ class Machine(RuleBasedStateMachine):
                 # the longest `offload_after`, patience of growth, and turns by share, with room for what comes before
                 assert deadline <= began + 400.0 + turns, f"{left} still wait"
                 self.now = max(self.now, deadline)
-                self.send(Tick())
+                self.send(events.Tick())
             left &= {(name, session.wait.arrival) for name, session in waiting.items()}
         raise AssertionError("it does not come to an end")
 
@@ -480,7 +452,7 @@ class Machine(RuleBasedStateMachine):
         if config.memory_quantum is not None and config.policy in ("fair", "srtf", "las", "gittins"):
             self.check_that_nobody_waits_for_ever()
         for session in list(self.scheduler.sessions):
-            self.send(SessionEnded(session=session))
+            self.send(events.SessionEnded(session=session))
         validate(self.scheduler)
         snapshot = self.scheduler.snapshot(self.now)
         assert (self.scheduler.ledger.used, snapshot.lanes, snapshot.sessions) == (snapshot.shelf, (), ())

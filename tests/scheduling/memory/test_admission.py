@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
-from sharedkernel.scheduling.model.actions import CreateLane, ForceYield, Grant, Refuse, RemoveLane, ResizeLane, Revoke
+from sharedkernel.scheduling.model.actions import CreateLane, ForceYield, Grant, RemoveLane, ResizeLane, Revoke
 from sharedkernel.status.refusal_text import explain_shortage
-from tests.scheduling.desk import Desk
-from tests.scheduling.device import Cell, Notebook, endless, run
-
-
-def refused(actions: Sequence[object]) -> Refuse:
-    """Return the refusal that is the only action."""
-    (refusal,) = actions
-    assert isinstance(refusal, Refuse)
-    return refusal
+from tests.scheduling.desk import Desk, refused
+from tests.scheduling.device import endless, run
 
 
 def test_a_full_quota_refuses_with_figures(sched: Desk) -> None:
@@ -38,8 +31,7 @@ def test_a_prediction_refuses_nothing_and_growth_over_the_quota_is_refused(sched
     """What a cell needed once it may not need again; what it asks for counts with what is live and kept."""
     sched.user("ada", quota=500)
     assert sched.begin("ada", ephemeral=300, persistent=201)[-1] == Grant(session="ada", lane=1)
-    *_, refusal = sched.grow("ada", 60, live=240)
-    assert isinstance(refusal, Refuse)
+    refusal = refused(sched.grow("ada", 60, live=240)[-1:])
     assert refusal.shortage.reason == "quota"
     assert "60 B more while it runs" in explain_shortage(refusal.shortage)
     assert "your sessions use 441 B" in explain_shortage(refusal.shortage)
@@ -67,8 +59,7 @@ def test_what_an_open_section_is_known_to_need_counts_once(sched: Desk) -> None:
         sched.want(name, 200, persistent=50)
         sched.release(name, needed=200)
     sched.want("ada3")
-    *_, refusal = sched.grow("ada3", 201)
-    assert isinstance(refusal, Refuse)
+    refusal = refused(sched.grow("ada3", 201)[-1:])
     assert "your sessions use 300 B" in explain_shortage(refusal.shortage)
     sched.close("ada1")
     sched.close("ada2")
@@ -194,24 +185,6 @@ def test_domains_that_do_not_fit_together_share_the_time() -> None:
     )
     assert device.desk.attained("ada") == pytest.approx(50, abs=6)
     assert device.desk.attained("ada") + device.desk.attained("bob") == pytest.approx(100)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("config", [{}, {"policy": "fifo", "backfill": True}], ids=["fair", "backfill"])
-def test_a_stream_of_small_cells_does_not_starve_a_large_one(config: dict[str, object]) -> None:
-    """However many small ones come, the large one is admitted after the patience and what then runs."""
-    streams = [
-        Notebook(
-            name=f"ada{number}",
-            domain="x",
-            cells=[Cell(seconds=0.1, iterations=10, ephemeral=300, pause=0.01) for _ in range(60)],
-        )
-        for number in range(4)
-    ]
-    large = Notebook(name="bob", domain="y", cells=[Cell(seconds=0.1, ephemeral=800, pause=1.0)])
-    run([*streams, large], until=1000, **config)
-    assert not large.cells
-    assert large.waits[0] < 5.0 + 4 * 1.0 + 4.0
 
 
 def test_facts_may_exceed_the_capacity(sched: Desk) -> None:

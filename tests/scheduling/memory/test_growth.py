@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.scheduling import SchedulerConfig
-from sharedkernel.scheduling.model.actions import Action, Grant, Offload, Refuse, RemoveLane, Restore, Revoke
+from sharedkernel.scheduling.model.actions import Grant, Offload, Refuse, RemoveLane, Restore, Revoke
 from sharedkernel.status.refusal_text import explain_shortage
-from tests.scheduling.desk import Desk
+from tests.scheduling.desk import Desk, refused
 from tests.scheduling.device import Cell, Device, Notebook
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def sched(make_sched: Callable[..., Desk]) -> Desk:
-    """Yield a scheduler of a device with 1000 MiB."""
-    return make_sched(capacity=1000 * MIB)
-
-
-def refused(actions: list[Action]) -> Refuse:
-    """Return the refusal among the actions."""
-    (refusal,) = (action for action in actions if isinstance(action, Refuse))
-    return refusal
+CAPACITY = 1000 * MIB
 
 
 def used(sched: Desk) -> int:
@@ -154,7 +143,7 @@ def test_growth_is_refused_after_its_time_with_who_holds_what(sched: Desk) -> No
     sched.grow("ada", 300 * MIB, live=500 * MIB)
     sched.tick(29.9)
     assert sched.state("ada") == "waiting"
-    refusal = refused(sched.tick(30.0))
+    refusal = refused([action for action in sched.tick(30.0) if isinstance(action, Refuse)])
     assert (refusal.session, refusal.shortage.reason) == ("ada", "memory")
     assert explain_shortage(refusal.shortage) == (
         "this needs 300 MiB more than it has, but only 100 MiB of 1000 MiB are free after 30.0 s of waiting: user cleo "
@@ -176,7 +165,7 @@ def test_growth_beyond_the_device_is_refused_at_once(sched: Desk) -> None:
 
 def test_the_latest_of_two_that_grow_is_refused_when_nothing_else_goes_on(make_sched: Callable[..., Desk]) -> None:
     """At once: neither can be had otherwise. What its cell frees is the older one's."""
-    sched = make_sched(capacity=1000 * MIB, policy="fifo", parallel_lanes=2, utilisation_limit=9.0)
+    sched = make_sched(capacity=CAPACITY, policy="fifo", parallel_lanes=2, utilisation_limit=9.0)
     sched.user("bob", offload_after=None)
     sched.begin("ada", "bob", ephemeral=450 * MIB)
     sched.grow("ada", 200 * MIB, live=450 * MIB)
@@ -232,7 +221,7 @@ def test_two_that_wait_for_what_the_other_keeps_do_not_wait_for_ever(sched: Desk
 
 def test_the_latest_of_two_that_grow_gives_way(make_sched: Callable[..., Desk]) -> None:
     """It is moved away whole, and comes back with the room it lacked once the older one has ended."""
-    sched = make_sched(capacity=1000 * MIB, policy="fifo", parallel_lanes=2, utilisation_limit=9.0)
+    sched = make_sched(capacity=CAPACITY, policy="fifo", parallel_lanes=2, utilisation_limit=9.0)
     sched.begin("ada", "bob", ephemeral=450 * MIB)
     sched.grow("ada", 200 * MIB, live=450 * MIB)
     assert sched.grow("bob", 300 * MIB, live=450 * MIB) == [Offload(session="bob")]
@@ -248,7 +237,7 @@ def test_the_latest_of_two_that_grow_gives_way(make_sched: Callable[..., Desk]) 
 
 def test_nobody_gives_way_in_vain(make_sched: Callable[..., Desk]) -> None:
     """Where even all of the later one's memory would not do, the later one is refused, as if it could not be moved."""
-    sched = make_sched(capacity=1000 * MIB, policy="fifo", parallel_lanes=2, utilisation_limit=9.0)
+    sched = make_sched(capacity=CAPACITY, policy="fifo", parallel_lanes=2, utilisation_limit=9.0)
     sched.keep("cleo", size=400 * MIB)
     sched.user("cleo", offload_after=None)
     sched.begin("ada", "bob", ephemeral=250 * MIB)
@@ -296,16 +285,12 @@ def test_six_that_grow_piece_by_piece_to_half_the_device_each_all_finish() -> No
 # --- whole notebooks -----------------------------------
 
 growing = st.builds(
-    lambda first, later: [first, *later],
-    first=st.builds(
-        lambda persistent, **values: Cell(growth=persistent * MIB, persistent=persistent * MIB, **values),
-        persistent=st.sampled_from([5, 20, 50]),
-        iterations=st.integers(1, 5),
-        seconds=st.sampled_from([0.01, 0.2]),
-        ephemeral=st.integers(0, 20).map(lambda size: size * MIB),
-        pause=st.sampled_from([0.0, 0.1, 1.0]),
-    ),
-    later=st.just([]),
+    lambda persistent, **values: Cell(growth=persistent * MIB, persistent=persistent * MIB, **values),
+    persistent=st.sampled_from([5, 20, 50]),
+    iterations=st.integers(1, 5),
+    seconds=st.sampled_from([0.01, 0.2]),
+    ephemeral=st.integers(0, 20).map(lambda size: size * MIB),
+    pause=st.sampled_from([0.0, 0.1, 1.0]),
 )
 configs = st.builds(
     lambda policy, **values: SchedulerConfig(capacity=100 * MIB, policy=policy[0], backfill=policy[1], **values),
@@ -327,7 +312,7 @@ configs = st.builds(
 )
 def test_whoever_grows_nobody_is_stuck(
     config: SchedulerConfig,
-    cells: list[list[Cell]],
+    cells: list[Cell],
     domains: list[str],
     repeats: int,
     has_boundaries: list[bool],
@@ -335,26 +320,10 @@ def test_whoever_grows_nobody_is_stuck(
     is_measured: bool,
 ) -> None:
     """Notebooks make what they keep by growing, and come back to it: each finishes, or is refused memory and ends."""
-    notebooks = []
-    for number, (first,) in enumerate(cells):
-        again = [
-            Cell(
-                iterations=first.iterations,
-                seconds=first.seconds,
-                ephemeral=first.ephemeral,
-                persistent=first.persistent,
-                pause=first.pause,
-            )
-            for _ in range(repeats)
-        ]
-        notebooks.append(
-            Notebook(
-                name="abcdef"[number],
-                cells=[first, *again],
-                domain=domains[number],
-                has_boundaries=has_boundaries[number],
-            )
-        )
+    notebooks = [
+        Notebook(name=name, cells=[first] + [replace(first, growth=0)] * repeats, domain=domain, has_boundaries=bounded)
+        for name, first, domain, bounded in zip("abcdef", cells, domains, has_boundaries, strict=False)
+    ]
     device = Device(config, notebooks, may_refuse=True, offload_after=offload_after, is_measured=is_measured)
     device.run(most_events=20_000)
     assert {refusal.shortage.reason for notebook in notebooks for refusal in notebook.refusals} <= {"memory"}
@@ -364,7 +333,7 @@ def test_what_finds_no_room_to_come_back_is_charged_for_nothing_and_waits_again(
     make_sched: Callable[..., Desk],
 ) -> None:
     """Others have the room meanwhile; the next restore is decided like the first."""
-    sched = make_sched(capacity=1000 * MIB, policy="fifo", parallel_lanes=2, utilisation_limit=9.0)
+    sched = make_sched(capacity=CAPACITY, policy="fifo", parallel_lanes=2, utilisation_limit=9.0)
     sched.begin("ada", "bob", ephemeral=450 * MIB)
     sched.grow("ada", 200 * MIB, live=450 * MIB)
     sched.grow("bob", 300 * MIB, live=450 * MIB)

@@ -11,8 +11,6 @@ from tests.scheduling.desk import Desk
 from tests.scheduling.device import endless, run
 from tests.scheduling.policies.test_fairness import jain
 
-MIB = 1 << 20
-
 
 @pytest.fixture
 def sched(make_sched: Callable[..., Desk]) -> Desk:
@@ -117,6 +115,3 @@ def test_a_lane_that_never_comes_to_a_boundary_starves_nobody() -> None:
     others = [endless(name, 0.01, ephemeral=400) for name in "bc"]
     device = run([stubborn, *others], until=20, parallel_lanes=2, utilisation_limit=9.0)
     assert [device.desk.attained(name) for name in "bc"] == pytest.approx([10, 10], abs=0.2)
-
-
-# --- whole notebooks -----------------------------------

@@ -17,16 +17,11 @@ from sharedkernel.scheduling.model.actions import (
     Revoke,
 )
 from sharedkernel.status.refusal_text import explain_shortage
-from tests.scheduling.desk import Desk
+from tests.scheduling.desk import Desk, refused
 from tests.scheduling.device import Cell, Notebook, run
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def sched(make_sched: Callable[..., Desk]) -> Desk:
-    """Yield a scheduler of a device with 1000 MiB."""
-    return make_sched(capacity=1000 * MIB)
+CAPACITY = 1000 * MIB
 
 
 def keep(sched: Desk, *names: str, size: int = 400) -> None:
@@ -89,7 +84,7 @@ def test_the_longest_idle_is_moved_away_first_and_no_more_than_are_missing(sched
 
 def test_a_session_must_have_been_idle_for_its_users_time(make_sched: Callable[..., Desk]) -> None:
     """The scheduler comes back when the first of them has been; one whose user never wants it is left alone."""
-    sched = make_sched(capacity=1000 * MIB, memory_quantum=None)
+    sched = make_sched(capacity=CAPACITY, memory_quantum=None)
     sched.user("ada", offload_after=None)
     sched.user("bob", offload_after=60.0)
     keep(sched, "ada", "bob")  # bob's cell closed at second 1
@@ -117,7 +112,7 @@ def test_a_new_time_holds_at_once(sched: Desk) -> None:
 
 def test_nobody_is_moved_away_in_vain(make_sched: Callable[..., Desk]) -> None:
     """Where all that could be moved would not do, nothing is."""
-    sched = make_sched(capacity=1000 * MIB, memory_quantum=None)
+    sched = make_sched(capacity=CAPACITY, memory_quantum=None)
     keep(sched, "ada", "bob")
     sched.at(100.0).begin("dan", ephemeral=100 * MIB)
     sched.release("dan", persistent=150 * MIB)
@@ -137,7 +132,7 @@ def test_little_memory_is_not_worth_moving(sched: Desk) -> None:
 
 def test_one_who_declined_is_not_asked_again_before_its_next_cell_closed(make_sched: Callable[..., Desk]) -> None:
     """The next in order is asked instead; time alone does not bring the first back. Who waits for both is told so."""
-    sched = make_sched(capacity=1000 * MIB, memory_quantum=None)
+    sched = make_sched(capacity=CAPACITY, memory_quantum=None)
     keep(sched, "ada", "bob")
     sched.at(100.0).begin("cleo", ephemeral=300 * MIB)
     assert sched.decline("ada") == [Offload(session="bob")]
@@ -152,7 +147,7 @@ def test_one_who_declined_is_not_asked_again_before_its_next_cell_closed(make_sc
 
 def test_a_detached_session_is_moved_away_first_whatever_it_said(make_sched: Callable[..., Desk]) -> None:
     """It is kept only to be had back: however short that is, and whether its user's memory is ever moved."""
-    sched = make_sched(capacity=1000 * MIB)
+    sched = make_sched(capacity=CAPACITY)
     sched.user("bob", offload_after=None)
     keep(sched, "ada", "bob")
     sched.request_offload("bob")
@@ -174,8 +169,7 @@ def test_a_detached_session_counts_for_no_quota_until_it_is_had_back(sched: Desk
     assert sched.scheduler.ledger.used == 850 * MIB
     sched.detach("ada1", detached=False)
     sched.open("ada2")
-    (refusal,) = sched.want("ada2")
-    assert isinstance(refusal, Refuse)
+    refusal = refused(sched.want("ada2"))
     assert "your sessions use 850 MiB" in explain_shortage(refusal.shortage)
 
 
@@ -311,7 +305,7 @@ def test_restores_take_turns_with_lanes(sched: Desk) -> None:
 
 def test_later_cells_wait_behind_a_restore_where_order_is_strict(make_sched: Callable[..., Desk]) -> None:
     """An older restore keeps its cell's place: what could be given to a later cell is kept for it."""
-    sched = make_sched(capacity=1000 * MIB, policy="fifo")
+    sched = make_sched(capacity=CAPACITY, policy="fifo")
     sched.away("ada", 500 * MIB)
     sched.start("bob", "dan")
     sched.begin("bob", ephemeral=450 * MIB)
@@ -334,7 +328,7 @@ def test_later_cells_wait_behind_a_restore_where_order_is_strict(make_sched: Cal
 
 def test_later_cells_pass_a_restore_that_their_waiting_would_not_help(make_sched: Callable[..., Desk]) -> None:
     """It lacks memory that no lane could give; they end, and then it is their memory that can move away."""
-    sched = make_sched(capacity=1000 * MIB, policy="fifo")
+    sched = make_sched(capacity=CAPACITY, policy="fifo")
     sched.user("bob", offload_after=0.0)
     sched.away("ada", 600 * MIB)
     keep(sched, "bob", size=700)
@@ -350,8 +344,7 @@ def test_later_cells_pass_a_restore_that_their_waiting_would_not_help(make_sched
 def test_what_cannot_be_offloaded_is_counted_anew_when_a_session_loses_its_lane(sched: Desk) -> None:
     """To another one, at a deadline: what it keeps is too little to be worth moving."""
     sched.begin("ada", ephemeral=200 * MIB)
-    (refusal,) = sched.grow("ada", 1000 * MIB, live=MIB // 2)
-    assert isinstance(refusal, Refuse)
+    refused(sched.grow("ada", 1000 * MIB, live=MIB // 2))
     assert sched.begin("bob", ephemeral=900 * MIB) == []
     assert sched.view("ada").lane is not None
     sched.tick_at_deadline()

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
-
-from sharedkernel.scheduling.model.actions import Offload, Refuse, Restore
+from sharedkernel.scheduling.model.actions import Offload, Restore
 from sharedkernel.status.refusal_text import explain_shortage
-from tests.scheduling.desk import Desk
+from tests.scheduling.desk import Desk, refused
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def sched(make_sched: Callable[..., Desk]) -> Desk:
-    """Yield a scheduler of a device with 1000 MiB."""
-    return make_sched(capacity=1000 * MIB)
+CAPACITY = 1000 * MIB
 
 
 def test_what_is_away_counts_to_no_quota_until_it_comes_back(sched: Desk) -> None:
@@ -38,8 +29,7 @@ def test_what_was_given_beyond_the_quota_comes_back(sched: Desk) -> None:
     sched.away("ada1", 630 * MIB)
     sched.ready("ada2")
     sched.measure("ada2", persistent=40 * MIB)
-    (refusal,) = sched.reopen("ada1")
-    assert isinstance(refusal, Refuse)
+    refusal = refused(sched.reopen("ada1"))
     assert refusal.shortage.reason == "quota"
     sched.close("ada1")
     sched.measure("ada2", persistent=0)
@@ -52,8 +42,7 @@ def test_a_restore_over_the_quota_is_refused_where_nothing_can_make_way(sched: D
     sched.away("ada1", 400 * MIB)
     sched.ready("ada2")
     sched.measure("ada2", persistent=500 * MIB)
-    (refusal,) = sched.reopen("ada1")
-    assert isinstance(refusal, Refuse)
+    refusal = refused(sched.reopen("ada1"))
     assert (refusal.session, refusal.shortage.reason) == ("ada1", "quota")
     assert "takes 400 MiB: your quota is 600 MiB, your sessions use 500 MiB" in explain_shortage(refusal.shortage)
     assert sched.view("ada1").queue_position is None
@@ -61,15 +50,13 @@ def test_a_restore_over_the_quota_is_refused_where_nothing_can_make_way(sched: D
     assert sched.state("ada1") == "offloaded"
     sched.close("ada2")
     assert sched.reopen("ada1") == [Offload(session="ada2")]
-    (refusal,) = sched.decline("ada2")
-    assert isinstance(refusal, Refuse)
+    refused(sched.decline("ada2"))
 
 
 def test_what_is_larger_than_the_device_is_not_brought_back(sched: Desk) -> None:
     """As after a restart with less capacity: one sentence, and nothing is lost."""
     sched.away("ada", 1001 * MIB)
-    (refusal,) = sched.reopen("ada")
-    assert isinstance(refusal, Refuse)
+    refusal = refused(sched.reopen("ada"))
     assert refusal.shortage.reason == "no_lane_fits"
     assert "takes 1001 MiB, but the device has 1000 MiB for it" in explain_shortage(refusal.shortage)
 
@@ -79,8 +66,7 @@ def test_a_shelf_is_charged_to_device_and_quota_and_outlives_sessions(sched: Des
     sched.user("ada", quota=500 * MIB)
     sched.shelve("ada", 300 * MIB)
     sched.begin("ada")
-    *_, refusal = sched.grow("ada", 201 * MIB)
-    assert isinstance(refusal, Refuse)
+    refusal = refused(sched.grow("ada", 201 * MIB)[-1:])
     expected = "your quota is 500 MiB, your sessions use 0 B, your shelf 300 MiB"
     assert expected in explain_shortage(refusal.shortage)
     sched.begin("bob", ephemeral=700 * MIB)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sharedkernel.scheduling import MemoryProfile, SchedulerConfig
-from sharedkernel.scheduling.model.actions import Action, Offload, Restore
-from sharedkernel.scheduling.model.events import CellClosed, Offloaded, Restored, from_dict
+from sharedkernel.scheduling import MemoryProfile, SchedulerConfig, SessionId
+from sharedkernel.scheduling.model.actions import Offload, Restore
+from sharedkernel.scheduling.model.events import CellClosed, Offloaded, Restored
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Device, Notebook
 
@@ -117,7 +117,7 @@ def test_short_cells_go_before_trainings_that_were_moved_out(
         moving=lambda size: moving * size / GIB,
     )
     turn = max(QUANTUM, 12 * 2 * moving) + 2 * moving + 1.0
-    device.run(1000.0, most_events=8000)
+    device.run(3 * (count + 2) * turn, most_events=8000)
     longest = waits(device)
     assert longest.pop("visitor") <= (count + 1) * turn
     assert max(longest.values()) <= (count + 2) * turn
@@ -202,28 +202,18 @@ _STAYS, _AWAY, _NEEDS = 38_900_000, 675_100_000, 218_160_000
 _USERS = ("ada", "bob", "cleo", "dan")
 
 
-def recorded() -> list[tuple[float, dict[str, object]]]:
-    """Return the log of a device on which three sessions wait for memory, and nobody runs."""
-    memory = {"persistent": 0, "ephemeral": _NEEDS, "framework": _STAYS}
-    log: list[tuple[float, dict[str, object]]] = []
-    for user in _USERS:
-        limits = {"share": 1.0, "quota": None, "offload_after": 1.0, "priority": 0}
-        log.append((0.0, {"event": "UserConfigured", "user": user, **limits}))
-        log.append(
-            (0.0, {"event": "SessionStarted", "session": user, "user": user, "domain": "all", "framework": _STAYS})
-        )
-        log.append((1.0, {"event": "Offloaded", "session": user, "memory": memory, "offloaded": _AWAY}))
-    log.sort(key=lambda entry: entry[0])
-    return [*log, *((2.0, {"event": "CellOpened", "session": user}) for user in _USERS[1:])]
-
-
 def test_three_users_do_not_hang_on_an_idle_device() -> None:
     """A restore and its iteration lack 0.3 MB beside what stays of the others: each has its turn all the same."""
     desk = Desk(SchedulerConfig(capacity=1000 * MIB))
-    actions: list[Action] = []
-    for when, event in recorded():
-        desk.now = when
-        actions += desk.send(from_dict(event))
+    moved = MemoryProfile(ephemeral=_NEEDS, framework=_STAYS)
+    for user in _USERS:
+        desk.user(user, offload_after=1.0)
+        desk.start(user, framework=_STAYS)
+    desk.now = 1.0
+    for user in _USERS:
+        desk.send(Offloaded(session=SessionId(user), memory=moved, offloaded=_AWAY))
+    desk.now = 2.0
+    actions = [action for user in _USERS[1:] for action in desk.reopen(user)]
     assert _STAYS * len(_USERS) + _AWAY + _NEEDS > 1000 * MIB > _STAYS * len(_USERS) + _AWAY
     served = []
     for _ in _USERS[1:]:
@@ -235,8 +225,6 @@ def test_three_users_do_not_hang_on_an_idle_device() -> None:
         served.append(name)
         if len(served) < len(_USERS) - 1:
             assert desk.tick_at_deadline() == [Offload(session=name)]
-            actions = desk.send(
-                Offloaded(session=name, memory=MemoryProfile(ephemeral=_NEEDS, framework=_STAYS), offloaded=_AWAY)
-            )
+            actions = desk.send(Offloaded(session=name, memory=moved, offloaded=_AWAY))
     assert served == list(_USERS[1:])
     assert desk.now < 2.0 + 3 * QUANTUM

@@ -8,7 +8,6 @@ import pytest
 
 from sharedkernel.scheduling import LaneId, SessionId
 from sharedkernel.scheduling.model.actions import Grant, Revoke
-from sharedkernel.scheduling.policies.registry import POLICIES
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Notebook, endless, run
 
@@ -108,16 +107,6 @@ def test_what_is_known_of_other_cells_is_expected_of_a_new_one(make_sched: MakeS
     assert sched.view("ada").remaining_seconds == pytest.approx(0.75)
 
 
-def test_the_least_remaining_goes_first_and_the_mean_is_shorter_than_fifo() -> None:
-    """Jobs of the same source as earlier ones: srtf lets the short ones pass the long one that came first."""
-    ended = {}
-    for policy in ("srtf", "fifo"):
-        notebooks = [Notebook(name=f"u{n}x", cells=[Cell(seconds=0.1, iterations=n)] * 2) for n in (40, 10, 2)]
-        device = run(notebooks, policy=policy)
-        ended[policy] = sum(sum(notebook.waits) for notebook in device.notebooks.values())
-    assert ended["srtf"] < ended["fifo"]
-
-
 # --- priority -----------------------------------
 
 
@@ -213,17 +202,6 @@ def test_fair_stops_where_pack_goes_on(make_sched: MakeSched) -> None:
 
 
 # --- all of them -----------------------------------
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_cells_that_end_are_all_served(policy: str) -> None:
-    """Nobody starves where cells end, in lanes that are too small for all and with plain Python between."""
-    notebooks = [
-        Notebook(name=f"u{n}x", cells=[Cell(seconds=0.03 * n, iterations=20, ephemeral=150 * n, pause=0.1)] * 3)
-        for n in range(1, 6)
-    ]
-    device = run(notebooks, policy=policy, parallel_lanes=2, utilisation_limit=2.0)
-    assert device.is_done
 
 
 @pytest.mark.parametrize("policy", ["fair", "srtf", "las", "gittins", "priority"])
