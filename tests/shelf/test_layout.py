@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
+import tempfile
 from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.errors import SharedKernelError
+from sharedkernel.paths import SHELF_DIRECTORY
 from sharedkernel.session.memory.host_meter import private_bytes
 from sharedkernel.shelf import layout, memory
 from sharedkernel.shelf.memory import bytes_mapped_alone
-from tests.shelf.support import round_trip, written
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.float16,
@@ -56,6 +58,26 @@ values = st.recursive(
     ),
     max_leaves=12,
 )
+
+
+def written(value: Any) -> mmap.mmap:
+    """Return a file with *value* in it, mapped; it goes with the mapping."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, SHELF_DIRECTORY, "value.safetensors")
+        path.parent.mkdir()
+        planned = memory.plan(value)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            os.posix_fallocate(descriptor, 0, planned.size)
+            memory.write(planned, descriptor)
+            return memory.map_shared(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def round_trip(value: Any, *, private: bool = False) -> Any:
+    """Write *value* and read it again."""
+    return layout.read(written(value), private=private)
 
 
 def assert_same(found: Any, expected: Any) -> None:

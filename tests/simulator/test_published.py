@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,15 @@ from sharedkernel.simulator.traces import read_samples, read_trace
 
 #: Tiresias's thresholds, device-seconds
 THRESHOLDS = (3250.0, 7200.0, 18000.0)
+
+
+@pytest.fixture
+def traces() -> Path:
+    """Return the folder of published traces, where there is one."""
+    folder = os.environ.get("SHAREDKERNEL_TRACES")
+    if not folder:
+        pytest.skip("SHAREDKERNEL_TRACES names no folder of published traces")
+    return Path(folder)
 
 
 def figures(path: Path, policy: str, *, unit: str = "s", **options: object) -> dict[str, Figure]:

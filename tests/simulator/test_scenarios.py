@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 
 import numpy
 import pytest
 
-from benchmarks.simulate.colocation import PairJob, PairTable, fit, read_pairs, simulate_colocation
+from benchmarks.simulate.colocation import PairJob, PairTable, fit, simulate_colocation
 from benchmarks.simulate.salus import share_of_pairs
-from sharedkernel.errors import ConfigError, TraceError
+from sharedkernel.errors import ConfigError
 from sharedkernel.simulator.device_runs import INFERENCE, TRAINING, devices_needed
 from sharedkernel.simulator.heterogeneous import simulate_heterogeneous
 from sharedkernel.simulator.notebooks import (
@@ -146,20 +144,6 @@ def test_pairs_that_do_not_fit_are_never_together() -> None:
     jobs = [PairJob(kind=0, duration=10.0)] * 3
     outcome = simulate_colocation(table, [0.1], jobs, devices=1, rule="horus")
     assert [span.ended for span in outcome.spans] == pytest.approx([10, 20, 30])
-
-
-def test_a_table_is_read_or_refused(tmp_path: Path) -> None:
-    """Speeds are relative to running alone."""
-    path = tmp_path / "pairs.json"
-    rows = {"a": {"null": 2.0, "a": [1.0, 1.0], "b": [1.5, 2.0]}, "b": {"null": 4.0, "a": [2.0, 1.5], "b": [0.0, 0.0]}}
-    path.write_text(json.dumps({"v100": rows}))
-    table = read_pairs(path, "v100")
-    assert table.speeds.tolist() == [[0.5, 0.75], [0.5, 0.0]]
-    assert table.pairs() == [(0, 0), (0, 1)]
-    with pytest.raises(TraceError, match="no table of pairs on devices of kind k80"):
-        read_pairs(path, "k80")
-    with pytest.raises(TraceError, match="cannot be read"):
-        read_pairs(tmp_path / "none", "v100")
 
 
 # --- packing -----------------------------------

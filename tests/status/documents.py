@@ -14,43 +14,13 @@ GIB = 1 << 30
 
 def session(id: str, user: str, state: str = "idle", **fields: Any) -> SessionStatus:
     """Return a session's record."""
-    known = {
-        "id": id,
-        "user": user,
-        "state": state,
-        "kernel_id": id,
-        "notebook": None,
-        "lane": None,
-        "persistent_bytes": 0,
-        "ephemeral_bytes": 0,
-        "framework_bytes": 30 * MIB,
-        "iterations": 0,
-        "iteration_seconds": None,
-        "attained_service_seconds": 0.0,
-        "queue_position": None,
-        "waiting_for": None,
-        "offloaded_bytes": 0,
-        "offload_note": None,
-        "offloads": 0,
-        "restores": 0,
-        **fields,
-    }
+    known = {"id": id, "user": user, "state": state, "kernel_id": id, "framework_bytes": 30 * MIB, **fields}
     return msgspec.convert(known, SessionStatus)
 
 
 def user(name: str, **fields: Any) -> UserStatus:
     """Return a user's record."""
-    known = {
-        "name": name,
-        "share": 1.0,
-        "quota_bytes": None,
-        "persistent_bytes": 0,
-        "ephemeral_bytes": 0,
-        "framework_bytes": 0,
-        "attained_service_seconds": 0.0,
-        **fields,
-    }
-    return msgspec.convert(known, UserStatus)
+    return msgspec.convert({"name": name, **fields}, UserStatus)
 
 
 def document(**fields: Any) -> StatusDocument:
