@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.local_stack import LocalStack
-from tests.gateway.conftest import wait_for
-from tests.gateway.hosts.conftest import Cluster, running_cluster
 from tests.warm_stack import WarmStack
 
 
@@ -30,23 +28,3 @@ def environment(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> 
         for name, value in stack.client_environment("ada").items():
             patch.setenv(name, value)
         yield home
-
-
-@pytest.fixture(scope="package")
-def cluster() -> Iterator[Cluster]:
-    """Start two hosts and their fronts."""
-    with running_cluster() as cluster:
-        wait_for(cluster.is_whole)
-        yield cluster
-
-
-#: what clients are given to use a front, once there is one: a class of tests starts its client before its own fixtures
-FRONT_ENVIRONMENT: dict[str, str] = {}
-
-
-@pytest.fixture(scope="package")
-def front_environment(cluster: Cluster) -> Iterator[None]:
-    """Fill in :data:`FRONT_ENVIRONMENT`."""
-    FRONT_ENVIRONMENT.update(cluster.client_environment("ada"))
-    yield
-    FRONT_ENVIRONMENT.clear()

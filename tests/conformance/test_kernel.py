@@ -1,14 +1,18 @@
-"""Jupyter's own conformance tests, on the kernel that `sharedkernel install` adds."""
+"""Jupyter's own conformance tests, on the kernel that `sharedkernel install` adds, and papermill.
+
+A stock Jupyter server with `--gateway-url` is in `tests/gateway/test_stock_clients.py`, JupyterLab in `tests/browser`;
+nbclient by itself and the console, with interrupts and ends, in `tests/client/relay/test_clients.py`.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 import jupyter_kernel_test
-import pytest
+import nbformat
+import papermill
 from jupyter_kernel_test.msgspec_v5 import validate_message
-
-from tests.conformance.conftest import FRONT_ENVIRONMENT
 
 #: seconds that a message may take, on a busy machine
 PATIENCE = 60.0
@@ -65,24 +69,19 @@ class TestSharedKernel(jupyter_kernel_test.KernelTests):
                 found = (message["parent_header"].get("msg_id"), kind)
 
 
-@pytest.mark.heavy
-@pytest.mark.usefixtures("front_environment")
-class TestThroughFront(TestSharedKernel):
-    """The same through a front of a cluster, which users are not to notice."""
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        """Start the client with the front for its gateway."""
-        assert FRONT_ENVIRONMENT
-        patch = pytest.MonkeyPatch()
-        cls.addClassCleanup(patch.undo)
-        for name, value in FRONT_ENVIRONMENT.items():
-            patch.setenv(name, value)
-        super().setUpClass()
-
-
 class TestSubscribing(jupyter_kernel_test.IopubWelcomeTests):
     """A new subscriber of the outputs is greeted."""
 
     kernel_name = "shared-gpu"
     support_iopub_welcome = True
+
+
+def test_papermill(tmp_path: Path) -> None:
+    """A parameter reaches the session, and its result the other file, of a notebook that names its author's kernel."""
+    parameters = nbformat.v4.new_code_cell("steps = 1", metadata={"tags": ["parameters"]})
+    cells = [parameters, nbformat.v4.new_code_cell("import torch; torch.full((4,), steps).sum().item()")]
+    spec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    before, after = tmp_path / "in.ipynb", tmp_path / "out.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": spec}), before)
+    papermill.execute_notebook(before, after, parameters={"steps": 2}, kernel_name="shared-gpu", progress_bar=False)
+    assert nbformat.read(after, as_version=4).cells[-1].outputs[-1].data["text/plain"] == "8"

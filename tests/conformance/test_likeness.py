@@ -200,7 +200,9 @@ def test_variables_that_torch_reads_are_given_to_the_kernel(tmp_path: Path) -> N
     """A kernelspec's, or a Jupyter server's; also after a restart. Otherwise the session is as any other."""
     kernel = Kernel("shared-gpu", tmp_path, KERNEL_ENV_PYTORCH_JIT="0")
     try:
-        for _ in range(2):
+        for is_restarted in (False, True):
+            if is_restarted:
+                kernel.restart()
             facts = json.loads(kernel.run(_FACTS))
             assert facts["environment"]["PYTORCH_JIT"] == "0"
             assert kernel.run("import torch; print(torch.jit._state._enabled.enabled)") == "False\n"
@@ -208,6 +210,5 @@ def test_variables_that_torch_reads_are_given_to_the_kernel(tmp_path: Path) -> N
             assert facts["arguments"][1:] == ["-f", "FILE"]
             assert facts["directories"][0] == str(tmp_path)
             assert facts["class of shell"] == "ipykernel.zmqshell.ZMQInteractiveShell"
-            kernel.restart()
     finally:
         kernel.close()

@@ -25,12 +25,12 @@ def private_jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def stack(private_jupyter: None) -> Iterator[LocalStack]:
     """Start an executor and a gateway."""
     if sys.platform != "linux":
         pytest.skip("the executor runs on Linux only")
-    with WarmStack(users=["ada"], capacity="4GiB") as stack:
+    with WarmStack(users=["ada", "grace"], capacity="4GiB") as stack:
         yield stack
 
 

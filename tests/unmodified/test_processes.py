@@ -18,7 +18,10 @@ _FUNCTION = """
 
 @needs("joblib", "cloudpickle")
 def test_cloudpickle_in_another_process(pair: Pair) -> None:
-    """A function and a model class whose forward has a loop are loaded where only torch is, and in joblib's workers."""
+    """A function and a model class whose forward has a loop are loaded where only torch is, and in joblib's workers.
+
+    What the program prints comes to a thread, with its exit status, while the cell computes.
+    """
     printed = pair.check(
         _FUNCTION,
         """
@@ -27,8 +30,6 @@ def test_cloudpickle_in_another_process(pair: Pair) -> None:
         print(Parallel(n_jobs=2, backend="loky")(delayed(total)(count) for count in range(5)))
         """,
         """
-        import subprocess, sys
-
         import cloudpickle
 
         class Model(torch.nn.Module):
@@ -41,16 +42,26 @@ def test_cloudpickle_in_another_process(pair: Pair) -> None:
             cloudpickle.dump((total, Model()), file)
         """,
         """
+        import subprocess, sys, time
+        from concurrent.futures import ThreadPoolExecutor
+
         program = '''
-        import pickle, torch
+        import pickle, sys, torch
         total, model = pickle.load(open("pickled", "rb"))
         print(total(4), model(torch.ones(2)).tolist())
+        sys.exit(3)
         '''
-        done = subprocess.run([sys.executable, "-c", program.strip()], capture_output=True, text=True)
-        print(done.stdout + done.stderr)
+        command = [sys.executable, "-c", program.strip()]
+        with ThreadPoolExecutor(1) as pool:
+            run = pool.submit(subprocess.run, command, capture_output=True, text=True)
+            while not run.done():
+                torch.ones(100, 100) @ torch.ones(100, 100)
+                time.sleep(0.01)
+        done = run.result()
+        print(done.stdout + done.stderr, done.returncode)
         """,
     )
-    assert printed == "18 [8.0, 8.0]\n\n"
+    assert printed == "18 [8.0, 8.0]\n 3\n"
 
 
 def test_multiprocessing_by_fork(pair: Pair) -> None:

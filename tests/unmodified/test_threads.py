@@ -1,27 +1,19 @@
-"""Libraries that compute in threads of their own, or start programs: their results are those of a stock kernel."""
+"""Libraries that compute in threads of their own: their results are those of a stock kernel."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
-import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from textwrap import dedent
-
-import pytest
 
 from benchmarks.stack.client import open_notebook
 from benchmarks.stack.servers import gateway_route
 from benchmarks.stack.trainings import ENDLESS, prepare, read_status, service_by_user, until_under_way
 from sharedkernel.local_stack import LocalStack
 from tests.unmodified.support import Pair, needs
-
-pytestmark = [
-    pytest.mark.heavy,
-    pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only"),
-]
 
 _MODEL = """
     import torch
@@ -72,7 +64,8 @@ _GRADIO = """
 def test_threads_of_the_standard_library(pair: Pair) -> None:
     """Pools give the main thread's results, in order, and their errors to the cell that asks for the result.
 
-    Tasks of asyncio's and timers compute after their cells have ended, also where a timer starts the next one itself.
+    Tasks of asyncio's and timers compute after their cells have ended, also where a timer starts the next one itself. A
+    thread forks workers and trains on what they read; the main thread computes meanwhile.
     """
     printed = pair.check(
         _MODEL,
@@ -106,15 +99,7 @@ def test_threads_of_the_standard_library(pair: Pair) -> None:
 
         threading.Timer(0.01, step, (4,)).start()
         """,
-        "print([results.get(timeout=60) for _ in range(5)] == [infer(number) for number in range(4, -1, -1)])",
-    )
-    assert printed == "True\n"
-
-
-def test_a_training_in_a_thread_with_workers_of_a_data_loader(pair: Pair) -> None:
-    """The thread forks workers and trains on what they read; the main thread computes meanwhile."""
-    printed = pair.check(
-        _MODEL,
+        "in_order = [results.get(timeout=60) for _ in range(5)] == [infer(number) for number in range(4, -1, -1)]",
         """
         import threading
         from torch.utils.data import DataLoader, Dataset
@@ -145,9 +130,9 @@ def test_a_training_in_a_thread_with_workers_of_a_data_loader(pair: Pair) -> Non
             torch.ones(100, 100) @ torch.ones(100, 100)
         print(losses)
         """,
-        "print(len(losses))",
+        "print(in_order, len(losses))",
     )
-    assert printed == "16\n"
+    assert printed == "True 16\n"
 
 
 @needs("transformers", "accelerate")
@@ -235,31 +220,26 @@ def _asked(url: str, number: int) -> float:
 
 
 @needs("gradio")
-def test_gradio_answers_while_another_user_trains() -> None:
+async def test_gradio_answers_while_another_user_trains(stack: LocalStack) -> None:
     """Twenty requests at once and no cell; both users get the device, and the training goes on."""
-    with LocalStack(users=["ada", "grace"], capacity="4GiB") as stack:
-
-        async def main() -> None:
-            routes = {user: gateway_route(stack, user) for user in stack.users}
-            async with open_notebook(routes["ada"]) as ada, open_notebook(routes["grace"]) as grace:
-                for cell in (_OFFLINE, _MODEL, _GRADIO):
-                    await ada.run(dedent(cell))
-                expected = await ada.value("import json\nprint(json.dumps([infer(number) for number in range(20)]))")
-                url = await ada.value("print(json.dumps(url))")
-                await prepare(grace, "mlp", iteration_seconds=0.02)
-                async with grace.endless(ENDLESS):
-                    await until_under_way(stack, ["grace"])
-                    before = service_by_user(await read_status(stack))
-                    with ThreadPoolExecutor(20) as pool:
-                        loop = asyncio.get_running_loop()
-                        asked = (loop.run_in_executor(pool, _asked, url, number) for number in range(20))
-                        assert await asyncio.gather(*asked) == expected
-                    await until_under_way(stack, ["grace"])
-                    after = service_by_user(await read_status(stack))
-                    assert after["ada"] > before["ada"]
-                await ada.run("app.close(verbose=False)")
-
-        asyncio.run(main())
+    routes = {user: gateway_route(stack, user) for user in stack.users}
+    async with open_notebook(routes["ada"]) as ada, open_notebook(routes["grace"]) as grace:
+        for cell in (_OFFLINE, _MODEL, _GRADIO):
+            await ada.run(dedent(cell))
+        expected = await ada.value("import json\nprint(json.dumps([infer(number) for number in range(20)]))")
+        url = await ada.value("print(json.dumps(url))")
+        await prepare(grace, "mlp", iteration_seconds=0.02)
+        async with grace.endless(ENDLESS):
+            await until_under_way(stack, ["grace"])
+            before = service_by_user(await read_status(stack))
+            with ThreadPoolExecutor(20) as pool:
+                loop = asyncio.get_running_loop()
+                asked = (loop.run_in_executor(pool, _asked, url, number) for number in range(20))
+                assert await asyncio.gather(*asked) == expected
+            await until_under_way(stack, ["grace"])
+            after = service_by_user(await read_status(stack))
+            assert after["ada"] > before["ada"]
+        await ada.run("app.close(verbose=False)")
 
 
 @needs("accelerate")
@@ -299,38 +279,3 @@ def test_notebook_launcher(pair: Pair) -> None:
         "print(open('result').read())",
     )
     assert printed.startswith("2 2.0 ")
-
-
-def test_a_script_that_a_cell_starts(pair: Pair) -> None:
-    """Its output comes as it is printed, and its exit status, to a thread while the cell computes."""
-    printed = pair.check(
-        """
-        %%writefile train.py
-        import sys
-        import torch
-
-        torch.set_num_threads(1)
-        torch.manual_seed(0)
-        model = torch.nn.Linear(20, 1)
-        optimizer = torch.optim.Adam(model.parameters())
-        for step in range(30):
-            optimizer.zero_grad()
-            loss = (model(torch.randn(8, 20)) - 1).square().mean()
-            loss.backward()
-            optimizer.step()
-        print(f"loss {loss.item():.4f}")
-        sys.exit(int(sys.argv[1]))
-        """,
-        """
-        import subprocess, sys, torch
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(subprocess.run, [sys.executable, "train.py", "3"], capture_output=True, text=True)
-            while not done.done():
-                torch.ones(100, 100) @ torch.ones(100, 100)
-        print(done.result().stdout, done.result().returncode)
-        """,
-    )
-    assert printed.startswith("loss ")
-    assert printed.endswith(" 3\n")
