@@ -17,6 +17,8 @@ from sharedkernel.executor.processes.process import PersistedSession, start_time
 from sharedkernel.executor.processes.records import read_record
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.paths import RECORDS_DIRECTORY, WARM_PARENT_SOCKET
+from tests.executor.harness import until
+from tests.gateway.client import Client
 from tests.processes import belongs_to
 
 #: of the file system for the services' files
@@ -105,3 +107,17 @@ def session_records(runtime_directory: Path) -> Iterator[PersistedSession]:
         with contextlib.suppress(OSError):  # it ended just now
             if (record := read_record(path)) is not None:
                 yield record
+
+
+async def insist_on_session(client: Client) -> str:
+    """Start a session, if not at the first attempt; return its kernel."""
+    kernels: list[str] = []
+
+    async def is_started() -> bool:
+        answer = await client.request("POST", "/api/kernels", {"name": "shared-gpu"})
+        if answer.status == 201:
+            kernels.append(answer.body["id"])
+        return bool(kernels)
+
+    await until(is_started, "a session starts")
+    return kernels[0]

@@ -12,19 +12,19 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from tornado.httpclient import HTTPError
 from tornado.websocket import WebSocketError
 
+from sharedkernel.services import Service
 from tests.executor.harness import until
-from tests.faults.stack import FaultStack
+from tests.faults.stack import FaultStack, insist_on_session
 from tests.gateway.client import Client
 
 pytestmark = [
-    pytest.mark.heavy,
     pytest.mark.skipif(shutil.which("cc") is None, reason="takes a C compiler"),
     pytest.mark.timeout(600),
     # clients hang up in the middle of everything
@@ -40,6 +40,19 @@ _TARGETS = {
     "gateway": "gateway",
     "warm parent": "sharedkernel.executor.supervision.warm_parent",
 }
+#: which calls of which target fail, and how many of a thousand
+_FAULTS = (
+    ("warm parent", f"{_NO_FILES}fork,send,mmap,", 200),
+    ("executor", _NO_FILES, 300),
+    ("executor", ",fork,thread,write,fsync,", 500),
+    ("gateway", _NO_FILES, 300),
+)
+_MORE_FAULTS = (
+    ("executor", ",mmap,", 20),
+    ("executor", ",send,", 20),
+    ("gateway", ",fork,thread,write,fsync,", 500),
+    ("gateway", ",mmap,", 20),
+)
 #: has each target load the library; tests write beside it which calls are to fail
 _LOADER = """
 import os, sys
@@ -48,7 +61,7 @@ from pathlib import Path
 here = Path(__file__).parent
 for name, word in {targets!r}.items():
     if word in sys.orig_argv and "FAILING_SWITCH" not in os.environ:
-        calls, rate, seed = (here / "settings").read_text().split()
+        calls, rate, seed = (here / f"settings of {{name}}").read_text().split()
         os.environ |= {{
             "LD_PRELOAD": str(here / "failing_calls.so"),
             "FAILING_SWITCH": str(here / f"failing {{name}}"),
@@ -76,7 +89,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stack(library: Path) -> Iterator[FaultStack]:
     """Start the services, which have the library."""
-    (library / "settings").write_text(f"{_NO_FILES} 0 1")
+    for fault in reversed(_FAULTS):
+        _set(library, *fault)
     stack = FaultStack(users=["ada"])
     paths = [str(library), os.environ.get("PYTHONPATH", "")]
     for service in (stack.executor, stack.gateway):
@@ -96,12 +110,7 @@ class Visitor:
         self.num_answered = self.num_sent = 0
 
     async def start(self) -> None:
-        async def is_started() -> bool:
-            answer = await self._client.request("POST", "/api/kernels", {"name": "shared-gpu"})
-            self._kernel = answer.body["id"] if answer.status == 201 else ""
-            return bool(self._kernel)
-
-        await until(is_started, "a session starts")
+        self._kernel = await insist_on_session(self._client)
         async with self._client.attach(self._kernel) as channels:
             self._pid = (await channels.run("import os, torch; done = torch.zeros(1); os.getpid()"))["text"]
 
@@ -177,43 +186,41 @@ def _maps(stack: FaultStack, target: str) -> str:
     return Path(f"/proc/{process.pid}/maps").read_text()
 
 
-@pytest.mark.parametrize(
-    ("target", "calls", "rate"),
-    [
-        ("executor", _NO_FILES, 300),
-        ("executor", ",fork,thread,write,fsync,", 500),
-        pytest.param("executor", ",mmap,", 20, marks=pytest.mark.slow),
-        pytest.param("executor", ",send,", 20, marks=pytest.mark.slow),
-        ("gateway", _NO_FILES, 300),
-        pytest.param("gateway", ",fork,thread,write,fsync,", 500, marks=pytest.mark.slow),
-        pytest.param("gateway", ",mmap,", 20, marks=pytest.mark.slow),
-        ("warm parent", f"{_NO_FILES}fork,send,mmap,", 200),
-    ],
-)
-async def test_sessions_outlive_calls_that_fail(
-    stack: FaultStack, library: Path, target: str, calls: str, rate: int
-) -> None:
-    """They have all that was confirmed, another can start, and the next executor adopts them."""
-    (library / "settings").write_text(f"{calls} {rate} 20261123")
-    client = Client(stack.gateway_url, stack.token("ada"))
-    for service in (stack.executor, stack.gateway):
+def _set(library: Path, target: str, calls: str, rate: int) -> None:
+    """Choose what is to fail from the next start of *target* on."""
+    (library / f"settings of {target}").write_text(f"{calls} {rate} 20261123")
+
+
+def _replace(*services: Service) -> None:
+    """Kill services and start them again."""
+    for service in services:
         service.kill()
-    if (process := stack.warm_parent()) is not None:
-        process.kill()
-    for service in (stack.executor, stack.gateway):
+    for service in services:
         service.start()
         service.wait_until_ready()
 
+
+@pytest.mark.parametrize(
+    "faults", [pytest.param(_FAULTS, id="most"), pytest.param(_MORE_FAULTS, id="more", marks=pytest.mark.slow)]
+)
+async def test_sessions_outlive_calls_that_fail(
+    stack: FaultStack, library: Path, faults: Sequence[tuple[str, str, int]]
+) -> None:
+    """They have all that was confirmed, another can start, and the next executor adopts them."""
+    client = Client(stack.gateway_url, stack.token("ada"))
     visitors = [Visitor(client) for _ in range(NUM_SESSIONS)]
-    for visitor in visitors:
-        await visitor.start()
-    assert "failing_calls.so" in _maps(stack, target)
-    await _fail(stack, visitors, client, library / f"failing {target}")
-    _restart(stack)
-    await asyncio.gather(*(visitor.look() for visitor in visitors))
-    stack.executor.kill()
-    stack.executor.start()
-    stack.executor.wait_until_ready()
+    await asyncio.gather(*(visitor.start() for visitor in visitors))
+    for target, calls, rate in faults:
+        _set(library, target, calls, rate)
+        _replace(stack.executor, stack.gateway)
+        await asyncio.gather(*(visitor.look() for visitor in visitors))
+        visitors.append(Visitor(client))
+        await visitors[-1].start()
+        assert "failing_calls.so" in _maps(stack, target)
+        await _fail(stack, visitors, client, library / f"failing {target}")
+        _restart(stack)
+        await asyncio.gather(*(visitor.look() for visitor in visitors))
+    _replace(stack.executor)
     await asyncio.gather(*(visitor.look() for visitor in visitors))
     late = Visitor(client)
     await late.start()
