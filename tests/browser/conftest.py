@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +28,11 @@ from tests.warm_stack import WarmStack
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed", exc_type=ImportError)
 
-from tests.browser.lab import LabPage, start_lab, start_lab_with  # noqa: E402  (needs playwright)
+# these need playwright
+from tests.browser.figures import COMMAND, NAMES, history_of, limits_of, of_users, timeline_of  # noqa: E402
+from tests.browser.gateway_page import OpenPage  # noqa: E402
+from tests.browser.lab import PATIENCE, LabPage, start_lab, start_lab_with  # noqa: E402
+from tests.browser.page_server import STATIC, PageServer  # noqa: E402
 
 #: opens a user's JupyterLab in a window of its own
 OpenLab = Callable[..., LabPage]
@@ -108,35 +113,37 @@ def lab(far_browser: object, machine: Laptop, laptop: JupyterServer) -> Iterator
 
 @pytest.fixture(scope="package")
 def stack(browser: object) -> Iterator[LocalStack]:
-    """Two users share a small device: ada is an admin, grace is not. Cells run one after the other, in their order."""
+    """Three users share a small device: ada is an admin, grace is not, and mary's sessions stay for a while.
+
+    Cells run one after the other, in their order.
+    """
+    # grace's memory moves away soon only if somebody asks; a cell that nobody could make room for would fail at once
+    quotas = {"grace": {"memory": "1GiB", "offload_after": "1h"}, "mary": {"linger": "10m"}}
     with WarmStack(
-        users=["ada", "grace"],
-        capacity="2GiB",
-        # hers moves away soon only if somebody asks; a cell that nobody could make room for would fail at once
-        quotas={"users": {"grace": {"memory": "1GiB", "offload_after": "1h"}}},
-        executor_arguments=["--policy", "fifo"],
+        users=["ada", *quotas], capacity="2GiB", quotas={"users": quotas}, executor_arguments=["--policy", "fifo"]
     ) as stack:
         yield stack
 
 
 @pytest.fixture(scope="package")
-def servers(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, JupyterServer]]:
+def servers(stack: LocalStack) -> Iterator[dict[str, JupyterServer]]:
+    """Return the users' JupyterLabs, each of which is started when it is first needed."""
     servers: dict[str, JupyterServer] = {}
-    try:
-        for user in stack.users:
-            servers[user] = start_lab(tmp_path_factory.mktemp(user) / "lab", user, stack)
-        yield servers
-    finally:
-        for server in servers.values():
-            server.stop()
+    yield servers
+    for server in servers.values():
+        server.stop()
 
 
 @pytest.fixture
-def open_lab(browser: object, servers: dict[str, JupyterServer], stack: LocalStack) -> Iterator[OpenLab]:
-    """Return what opens windows; they close after the test, with all kernels, and none may have complained."""
+def open_lab(
+    browser: object, servers: dict[str, JupyterServer], stack: LocalStack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OpenLab]:
+    """Return what opens windows; they close after the test, with all notebooks, and none may have complained."""
     pages: list[LabPage] = []
 
     def open_one(user: str, **options: object) -> LabPage:
+        if user not in servers:
+            servers[user] = start_lab(tmp_path_factory.mktemp(user) / "lab", user, stack)
         pages.append(LabPage(browser, servers[user], **options))  # type: ignore[arg-type]
         return pages[-1]
 
@@ -147,5 +154,54 @@ def open_lab(browser: object, servers: dict[str, JupyterServer], stack: LocalSta
     for server in servers.values():
         for session in server.ask("GET", "/api/sessions").body:
             server.ask("DELETE", f"/api/sessions/{session['id']}")
+        for file in server.ask("GET", "/api/contents").body["content"]:
+            server.ask("DELETE", f"/api/contents/{file['path']}")
     end_sessions(stack)
     assert errors == []
+
+
+@pytest.fixture
+def open_window(browser: Any) -> Iterator[OpenPage]:
+    """Return what opens an address in a window of its own.
+
+    Whatever a page reports as an error, or its content security policy forbids, fails the test.
+    """
+    errors: list[str] = []
+    contexts = []
+
+    def open_one(url: str, *, width: int = 1280, clock: bool = False, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda said: errors.append(said.text) if "Content Security Policy" in said.text else None)
+        if clock:
+            page.clock.install()
+        page.goto(url)
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+@pytest.fixture
+def server(browser: object) -> Iterator[PageServer]:
+    """Serve the gateway's page with figures of three users, of whom ada looks at it."""
+    if not (STATIC / "page.js").exists():
+        pytest.skip("the gateway's page is not built; run `python labextension/build_backend.py`")
+    with PageServer() as server:
+        server.me = {"user": "ada", "admin": True, "auth": "token", "version": "1", "install_command": COMMAND}
+        server.quotas = {"users": {name: limits_of("8GiB") for name in NAMES[:3]}}
+        server.history = history_of(of_users(3))
+        server.say(of_users(3))
+        server.timeline = timeline_of(of_users(3))
+        yield server
+
+
+@pytest.fixture
+def open_page(open_window: OpenPage, server: PageServer) -> OpenPage:
+    """Return what opens that page."""
+    return partial(open_window, server.url)

@@ -1,32 +1,19 @@
-"""The gateway's own page in a browser, in front of a real gateway."""
+"""The gateway's own page in a browser: how a test finds its parts, and how it asks a gateway beside it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from tests.browser.lab import PATIENCE
 
 T = TypeVar("T")
-
-
-@contextlib.contextmanager
-def gateway_page(browser: Browser, url: str) -> Iterator[Page]:
-    """Yield a gateway's address as a browser shows it; whatever the page reports as an error fails the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE)
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(url)
-    yield page
-    context.close()
-    assert not errors
+#: opens a page in a window of its own, with options of its context
+OpenPage = Callable[..., Page]
 
 
 def apart(work: Coroutine[Any, Any, T]) -> T:
@@ -39,3 +26,18 @@ def sign_in(page: Page, token: str) -> None:
     """Sign in with *token*."""
     page.get_by_label("Your token").fill(token)
     page.get_by_role("button", name="Sign in").click()
+
+
+def section(page: Page, title: str) -> Any:
+    return page.get_by_role("region", name=title)
+
+
+def show(page: Page, tab: str, title: str | None = None) -> Any:
+    """Open a part of the page; return its section, whose title is that of the tab unless it is given."""
+    page.get_by_role("navigation").get_by_role("link", name=tab, exact=True).click()
+    return section(page, title or tab)
+
+
+def row(page: Page, notebook: str) -> Any:
+    """Return a notebook's row of the table."""
+    return section(page, "Notebooks").get_by_role("row").filter(has_text=notebook)

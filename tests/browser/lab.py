@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +76,7 @@ class LabPage:
         #: what the page complained of
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("dialog", lambda dialog: dialog.accept())  # it asks whether unsaved changes may go
         self.page.goto(f"{server.url}/lab?token={TOKEN}&reset")
         self.wait_until_open()
 
@@ -130,7 +130,6 @@ class LabPage:
 
     def reload(self) -> None:
         """Load the page anew."""
-        self.page.on("dialog", lambda dialog: dialog.accept())  # it asks whether unsaved changes may go
         self.page.goto(self.page.url.split("?")[0])
         self.wait_until_open()
 
@@ -140,10 +139,15 @@ class LabPage:
         JupyterLab closes the palette whenever another command runs or something else takes the focus, as may happen
         while a page or a notebook is being opened; then this begins anew.
         """
+        self._insist(lambda: self._choose_command(label))
+
+    @staticmethod
+    def _insist(attempt: Callable[[], None]) -> None:
+        """Do something that JupyterLab may undo until it is done."""
         deadline = time.monotonic() + PATIENCE / 1000
         while True:
             try:
-                self._choose_command(label)
+                attempt()
                 return
             except (Error, AssertionError):
                 if time.monotonic() > deadline:
@@ -168,15 +172,12 @@ class LabPage:
 
         A page that is still being opened puts its sidebars as they were at last, after the command.
         """
-        deadline = time.monotonic() + PATIENCE / 1000
-        while True:
-            self.command("Show Shared GPU")
-            try:
-                expect(self.panel).to_be_visible(timeout=_RETRY_SOON)
-                return
-            except AssertionError:
-                if time.monotonic() > deadline:
-                    raise
+
+        def show() -> None:
+            self._choose_command("Show Shared GPU")
+            expect(self.panel).to_be_visible(timeout=_RETRY_SOON)
+
+        self._insist(show)
 
     # --- what a person sees -------------------------------------------------------------------------------------------
 
@@ -202,11 +203,6 @@ class LabPage:
     def dialog_button(self, label: str) -> Locator:
         """Return a button of the dialog that is open."""
         return self.page.locator(".jp-Dialog").get_by_role("button", name=label)
-
-    def memory_shown(self) -> float:
-        """Return the memory in the status bar, in MiB."""
-        match = re.search(r"([\d.]+) ([KMG]iB)", self.status_item.inner_text())
-        return 0.0 if match is None else float(match[1]) * {"KiB": 1 / 1024, "MiB": 1.0, "GiB": 1024.0}[match[2]]
 
 
 def _is_save(request: Request) -> bool:

@@ -42,12 +42,12 @@ class PageServer:
     def __init__(self) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}/"
-        #: what the page is told of who looks at it; None: nobody is signed in
-        self.me: dict[str, Any] | None = None
+        #: what the page is told of who looks at it
+        self.me: dict[str, Any] = {}
         self.quotas: dict[str, Any] = {"users": {}}
         self.history: dict[str, Any] | None = None
-        #: the classes that are here, as the gateway describes them
-        self.classes: dict[str, Any] = {}
+        self.classes: dict[str, Any] = {"classes": {}}
+        self.policy: dict[str, Any] = {"policy": "fair", "policies": ["fair", "fifo"]}
         self.timeline: dict[str, Any] = {"devices": []}
         self.audit: dict[str, Any] = {"entries": [], "older": False, "file": None}
         #: the people that the page searched for in the audit log
@@ -78,17 +78,13 @@ class PageServer:
 
         asyncio.run_coroutine_threadsafe(send(), self._loop).result(10)
 
-    def drop(self) -> None:
-        """End all streams of figures."""
-        self.say("")
-
     def __enter__(self) -> Self:
         self._thread.start()
         assert self._ready.wait(10)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.drop()
+        self.say("")  # ends all streams of figures
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
 
@@ -126,16 +122,15 @@ class PageServer:
                 self.set_cookie("_xsrf", _XSRF)
                 self.finish(_PAGE)
 
-        class SignIn(Handler):
-            def get(self) -> None:
-                self.finish("<!doctype html><title>Sign in</title>")
+        class Told(Handler):
+            def initialize(self, name: str) -> None:
+                self.name = name
 
-        class Me(Handler):
             def get(self) -> None:
-                if server.me is None:
-                    self.set_status(401)
+                if (told := getattr(server, self.name)) is None:
+                    self.set_status(404)
                 else:
-                    self.finish(server.me)
+                    self.finish(told)
 
         class Figures(Handler):
             async def get(self) -> None:
@@ -146,17 +141,6 @@ class PageServer:
                     async with server._changed:
                         while server._said is said:
                             await server._changed.wait()
-
-        class Class(Handler):
-            def get(self) -> None:
-                self.finish({"classes": server.classes})
-
-        class History(Handler):
-            def get(self) -> None:
-                if server.history is None:
-                    self.set_status(404)
-                else:
-                    self.finish(server.history)
 
         class Timeline(Handler):
             def get(self) -> None:
@@ -170,20 +154,13 @@ class PageServer:
                 server.searched.append(self.get_query_argument("user"))
                 self.finish(server.audit)
 
-        class Quotas(Handler):
-            def get(self) -> None:
-                self.finish(server.quotas)
-
+        class Quotas(Told):
             def put(self) -> None:
                 self.change()
                 if server.refusal is None:
                     self.finish(server.quotas)
 
             delete = put
-
-        class Policy(Handler):
-            def get(self) -> None:
-                self.finish({"policy": "fair", "policies": ["fair", "fifo"]})
 
         class Token(Handler):
             def post(self) -> None:
@@ -197,17 +174,15 @@ class PageServer:
             [
                 (r"/", Page),
                 (r"/sharedkernel/page/static/(.*)", StaticFileHandler, {"path": str(STATIC)}),
-                (r"/sharedkernel/page/sign-in", SignIn),
-                (r"/sharedkernel/page/me", Me),
+                (r"/sharedkernel/page/me", Told, {"name": "me"}),
                 (r"/sharedkernel/page/figures", Figures),
                 (r"/sharedkernel/page/token", Token),
-                (r"/sharedkernel/api/history", History),
-                (r"/sharedkernel/api/class", Class),
+                (r"/sharedkernel/api/history", Told, {"name": "history"}),
+                (r"/sharedkernel/api/class", Told, {"name": "classes"}),
                 (r"/sharedkernel/api/timeline", Timeline),
                 (r"/sharedkernel/api/audit", Audit),
-                (r"/sharedkernel/api/quotas", Quotas),
-                (r"/sharedkernel/api/policy", Policy),
-                (r"/sharedkernel/page/sign-out", Change),
+                (r"/sharedkernel/api/quotas", Quotas, {"name": "quotas"}),
+                (r"/sharedkernel/api/policy", Told, {"name": "policy"}),
                 (r"/sharedkernel/api/sessions/[^/]+/(?:offload|attach|ask-for-room)", Change),
                 (r"/api/kernels/[^/]+(?:/interrupt)?", Change),
             ],

@@ -17,24 +17,18 @@ from tests.browser.lab import LabPage, check_accessible, keep_picture, start_lab
 from tests.browser.test_page import EVERYTHING
 from tests.cli.support import end_sessions
 from tests.client.extension.fake_gateway import FakeGateway
-from tests.client.extension.server import JupyterServer
 from tests.gateway.test_tls import issue
 
 
-@pytest.fixture
-def server(browser: object, tmp_path: Path) -> Iterator[JupyterServer]:
-    """Start a JupyterLab that knows of no gateway."""
-    server = start_lab_with(tmp_path / "lab", {URL_VARIABLE: "", TOKEN_VARIABLE: ""})
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def lab(browser: Any, server: JupyterServer) -> Iterator[LabPage]:
+@pytest.fixture(scope="module")
+def lab(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabPage]:
+    """Return a page of a JupyterLab that knows of no gateway."""
+    server = start_lab_with(tmp_path_factory.mktemp("form") / "lab", {URL_VARIABLE: "", TOKEN_VARIABLE: ""})
     page = LabPage(browser, server)
     page.show_panel()
     yield page
     page.close()
+    server.stop()
     assert page.errors == []
 
 
@@ -42,34 +36,6 @@ def check(lab: LabPage, name: str) -> None:
     """Check that axe finds nothing."""
     keep_picture(lab.page, name)
     check_accessible(lab.page, context="#sharedkernel-panel")
-
-
-def test_the_form_leads_to_a_kernel(lab: LabPage, stack: LocalStack) -> None:
-    """What is wrong is told beside its field; then the kernel is in the launcher, without a terminal or a reload."""
-    form = lab.panel.get_by_role("form", name="Connect to a gateway")
-    expect(form).to_be_visible()
-    check(lab, "form-empty")
-    lab.connect("gpu.example.org", stack.token("grace"))
-    expect(form.get_by_role("alert")).to_contain_text("is not a gateway's address")
-    expect(form.get_by_label("Address")).to_have_accessible_description(re.compile("is not a gateway's address"))
-    check(lab, "form-address")
-    lab.connect(stack.gateway_url, "mistyped")
-    expect(form.get_by_role("alert")).to_contain_text("does not accept this token")
-    expect(form.get_by_label("Your token")).to_have_accessible_description(re.compile("does not accept this token"))
-    check(lab, "form-token")
-    lab.connect(stack.gateway_url, stack.token("grace"))
-    expect(lab.section("Notebooks")).to_be_visible()
-    expect(form).to_have_count(0)
-    lab.new_notebook()
-    assert lab.run("print(6 * 7)").inner_text()
-    expect(lab.output(lab.notebook.locator(".jp-CodeCell").first)).to_contain_text("42")
-    lab.command("Disconnect from the Gateway…")
-    dialog = lab.page.get_by_role("dialog")
-    expect(dialog).to_contain_text("Your sessions continue")
-    dialog.get_by_role("button", name="Disconnect").click()
-    expect(form).to_be_visible()
-    expect(lab.section("Notebooks")).to_have_count(0)
-    end_sessions(stack)
 
 
 def test_an_unknown_certificate_is_compared_first(lab: LabPage, tmp_path: Path) -> None:
@@ -92,18 +58,33 @@ def test_an_unknown_certificate_is_compared_first(lab: LabPage, tmp_path: Path) 
         lab.panel.get_by_role("button", name="Connect").click()
         expect(lab.section("Notebooks")).to_be_visible()
         assert gateway.shown == ["token any"]
+    assert lab.server.ask("DELETE", "/sharedkernel/api/gateway").status == 204
 
 
-def test_where_the_environment_decides_there_is_no_form(browser: Any, tmp_path: Path) -> None:
-    """It says who decides."""
-    server = start_lab_with(tmp_path / "lab", {URL_VARIABLE: "http://127.0.0.1:9", TOKEN_VARIABLE: ""})
-    try:
-        page = LabPage(browser, server)
-        page.show_panel()
-        expect(page.panel).to_contain_text(f"{URL_VARIABLE} in this Jupyter server's environment decides")
-        expect(page.panel.get_by_role("form")).to_have_count(0)
-        expect(page.panel).to_contain_text("sharedkernel install")
-        expect(page.status_item).to_be_hidden()
-        page.close()
-    finally:
-        server.stop()
+def test_the_form_leads_to_a_kernel(lab: LabPage, stack: LocalStack) -> None:
+    """What is wrong is told beside its field; then the kernel is in the launcher, without a terminal or a reload."""
+    form = lab.panel.get_by_role("form", name="Connect to a gateway")
+    expect(form).to_be_visible()
+    expect(lab.status_item).to_be_hidden()
+    check(lab, "form-empty")
+    lab.connect("gpu.example.org", stack.token("grace"))
+    expect(form.get_by_role("alert")).to_contain_text("is not a gateway's address")
+    expect(form.get_by_label("Address")).to_have_accessible_description(re.compile("is not a gateway's address"))
+    check(lab, "form-address")
+    lab.connect(stack.gateway_url, "mistyped")
+    expect(form.get_by_role("alert")).to_contain_text("does not accept this token")
+    expect(form.get_by_label("Your token")).to_have_accessible_description(re.compile("does not accept this token"))
+    check(lab, "form-token")
+    lab.connect(stack.gateway_url, stack.token("grace"))
+    expect(lab.section("Notebooks")).to_be_visible()
+    expect(form).to_have_count(0)
+    lab.new_notebook()
+    assert lab.run("print(6 * 7)").inner_text()
+    expect(lab.output(lab.notebook.locator(".jp-CodeCell").first)).to_contain_text("42")
+    lab.command("Disconnect from the Gateway…")
+    dialog = lab.page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Your sessions continue")
+    dialog.get_by_role("button", name="Disconnect").click()
+    expect(form).to_be_visible()
+    expect(lab.section("Notebooks")).to_have_count(0)
+    end_sessions(stack)

@@ -8,21 +8,10 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
+from tests.browser.figures import document, limits_of, of_users, session
+from tests.browser.gateway_page import OpenPage, section, show
 from tests.browser.lab import check_accessible
 from tests.browser.page_server import PageServer
-from tests.browser.test_gateway_page import (
-    OpenPage,
-    document,
-    limits_of,
-    of_users,
-    open_page,
-    section,
-    server,
-    session,
-    show,
-)
-
-__all__ = ["open_page", "server"]  # pytest finds fixtures by their names here
 
 _WIDTHS = (1280, 390)
 

@@ -8,22 +8,10 @@ from contextlib import nullcontext
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.figures import COMMAND, document, of_users, session
+from tests.browser.gateway_page import OpenPage, row, section, show
 from tests.browser.lab import check_accessible
 from tests.browser.page_server import PageServer
-from tests.browser.test_gateway_page import (
-    COMMAND,
-    OpenPage,
-    document,
-    of_users,
-    open_page,
-    row,
-    section,
-    server,
-    session,
-    show,
-)
-
-__all__ = ["open_page", "server"]  # pytest finds fixtures by their names here
 
 
 @pytest.mark.parametrize(("users", "opens"), [(0, "How to connect"), (1, "Notebooks")])
@@ -79,19 +67,6 @@ def test_actions_are_in_a_menu_where_there_is_no_pointer(open_page: OpenPage, se
     assert [request[:2] for request in server.requests] == [("POST", "/sharedkernel/api/sessions/kernel-0/offload")]
 
 
-def test_a_free_device_says_so_and_a_full_one_too(open_page: OpenPage, server: PageServer) -> None:
-    """As its figures are now."""
-    server.say(document(session(0, "ada", "idle")))
-    server.history = None
-    device = show(open_page(), "Now", "Device")
-    expect(device.locator(".sk-Device-turns")).to_have_text("idle")
-    expect(device.locator(".sk-Figure")).to_have_text("542 MiB / 24.0 GiB")
-    expect(device.get_by_role("img")).to_have_count(1)
-    for gib, words in ((16, "nearly full"), (18.8, "· full")):
-        server.say(document(session(0, "ada", "running", gib)))
-        expect(device).to_contain_text(words)
-
-
 def test_thirty_people_are_sorted_searched_and_turned_over(open_page: OpenPage, server: PageServer) -> None:
     """Notebooks are in one table, one's own first, in low rows; people are twenty a page."""
     server.say(of_users(30))
@@ -130,11 +105,22 @@ def test_thirty_people_are_sorted_searched_and_turned_over(open_page: OpenPage, 
 
 
 def test_alone_there_are_no_others(open_page: OpenPage, server: PageServer) -> None:
-    """With a gateway for one user there are neither others nor quotas, and nobody to look after."""
+    """With a gateway for one user there are neither others nor quotas, and nobody to look after.
+
+    A free device says so, and a full one, too, as its figures are now.
+    """
     server.me = {"user": "ada", "admin": True, "auth": "single", "version": "1", "install_command": COMMAND}
     server.say(document(session(0, "ada", "idle")))
+    server.history = None
     page = open_page()
     expect(section(page, "Notebooks").locator("tbody").get_by_role("row")).to_have_count(1)
     expect(section(page, "Notebooks").get_by_label("Select")).to_have_count(0)
     expect(page.get_by_role("navigation").get_by_role("link")).to_have_text(["Now", "Timeline", "Connect"])
     expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+    device = section(page, "Device")
+    expect(device.locator(".sk-Device-turns")).to_have_text("idle")
+    expect(device.locator(".sk-Figure")).to_have_text("542 MiB / 24.0 GiB")
+    expect(device.get_by_role("img")).to_have_count(1)
+    for gib, words in ((16, "nearly full"), (18.8, "· full")):
+        server.say(document(session(0, "ada", "running", gib)))
+        expect(device).to_contain_text(words)

@@ -45,7 +45,11 @@ def laptop(machine: Laptop, host: FileStack, tmp_path_factory: pytest.TempPathFa
 
 
 def test_a_terminal_on_the_host_is_a_tab(lab: LabPage, host: FileStack) -> None:
-    """Opened in the launcher, it is there after the page is loaded anew; closing the tab ends it there."""
+    """Opened in the launcher or by the palette, it is there after the page is loaded anew.
+
+    Closing the tab ends it there, and its end takes the tab along. Where a user has as many connections open as they
+    may, another one's refusal is a sentence.
+    """
     cards = lab.page.locator('.jp-LauncherCard[data-category="Shared GPU"]')
     expect(cards).to_have_text(["New notebook: free", LABEL])
     cards.last.click()
@@ -64,17 +68,11 @@ def test_a_terminal_on_the_host_is_a_tab(lab: LabPage, host: FileStack) -> None:
     expect(lab.page.locator(".jp-Terminal")).to_have_count(0)
     wait_for(lambda: terminals(lab) == [])
 
-
-def test_a_terminal_that_ends_takes_its_tab_along(lab: LabPage) -> None:
-    """Also where it was opened by the palette."""
     lab.command(LABEL)
     type_line(lab, "exit")
     expect(lab.page.locator(".jp-Terminal")).to_have_count(0)
     assert terminals(lab) == []
 
-
-def test_a_refusal_is_a_sentence(lab: LabPage) -> None:
-    """Where a user has as many connections open as they may."""
     for number in range(_MOST - 1):  # one is the page's own
         lab.command(LABEL)
         expect(lab.page.locator(".lm-TabBar-tab", has_text=_CONNECTED)).to_have_count(number + 1)

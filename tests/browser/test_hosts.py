@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from sharedkernel._version import __version__
-from tests.browser.gateway_page import apart, gateway_page, sign_in
+from tests.browser.gateway_page import OpenPage, apart, sign_in
 from tests.browser.lab import keep_picture
 from tests.gateway.hosts.conftest import HOSTS, Cluster, running_cluster
 
@@ -21,12 +21,12 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def page(browser: Browser, cluster: Cluster) -> Iterator[Page]:
-    """Yield the page of an admin at the first front."""
-    with gateway_page(browser, cluster.gateway_url) as page:
-        sign_in(page, cluster.token("ada"))
-        page.get_by_role("link", name="Now").click()
-        yield page
+def page(open_window: OpenPage, cluster: Cluster) -> Page:
+    """Return the page of an admin at the first front."""
+    page = open_window(cluster.gateway_url)
+    sign_in(page, cluster.token("ada"))
+    page.get_by_role("link", name="Now").click()
+    return page
 
 
 def test_hosts_are_listed_and_one_that_is_away_comes_first(page: Page, cluster: Cluster) -> None:

@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.local_stack import LocalStack
-from tests.browser.gateway_page import apart, sign_in
-from tests.browser.lab import PATIENCE, check_accessible, keep_picture
+from tests.browser.gateway_page import OpenPage, apart, sign_in
+from tests.browser.lab import check_accessible, keep_picture
 from tests.gateway.client import Client
 
 _CLASS = "/sharedkernel/api/class"
 #: what has the keyboard's focus
 _FOCUSED = "(document.activeElement.textContent || '').trim()"
-
-#: opens an address in a window of its own, with options of its context
-OpenPage = Callable[..., Page]
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[OpenPage]:
-    """Return what opens windows; whatever one reports as an error, or its policy forbids, fails the test."""
-    contexts, errors = [], []
-
-    def open_one(url: str, **options: object) -> Page:
-        contexts.append(browser.new_context(viewport={"width": 1280, "height": 900}, **options))  # type: ignore[arg-type]
-        page = contexts[-1].new_page()
-        page.set_default_timeout(PATIENCE)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda message: errors.append(message.text) if "Security Policy" in message.text else None)
-        page.goto(url)
-        return page
-
-    yield open_one
-    for context in contexts:
-        context.close()
-    assert errors == []
 
 
 @pytest.fixture
@@ -69,11 +46,11 @@ def check(page: Page, name: str) -> None:
 
 
 def test_a_link_leads_to_the_command_that_connects(
-    open_page: OpenPage, links: dict[str, str], stack: LocalStack
+    open_window: OpenPage, links: dict[str, str], stack: LocalStack
 ) -> None:
     """The code leaves the address bar at once; the command holds a good token; the browser is signed in."""
     user = "maria"
-    page = open_page(links[user])
+    page = open_window(links[user])
     code = links[user].partition("#")[2]
     button = page.get_by_role("button", name="Yes, join the class")
     expect(button).to_be_visible()
@@ -104,10 +81,10 @@ def test_a_link_leads_to_the_command_that_connects(
 
 
 def test_a_link_that_was_used_opens_again_in_its_browser_alone(
-    open_page: OpenPage, links: dict[str, str], stack: LocalStack
+    open_window: OpenPage, links: dict[str, str], stack: LocalStack
 ) -> None:
     """There the command has another token, until it has run; elsewhere the page says so, and opens nothing."""
-    first = open_page(links["otto"])
+    first = open_window(links["otto"])
     first.get_by_role("button", name="Yes, join the class").click()
     expect(first.get_by_role("heading", name="Welcome, otto")).to_be_visible()
     earlier = first.locator("code").inner_text().rpartition(" ")[2]
@@ -124,13 +101,20 @@ def test_a_link_that_was_used_opens_again_in_its_browser_alone(
     first.goto("about:blank")
     first.goto(links["otto"])
     expect(first.get_by_role("alert")).to_contain_text("its command has run")
-    second = open_page(links["otto"])
+    second = open_window(links["otto"])
     expect(second.get_by_role("alert")).to_contain_text("This invitation of otto was used already")
     check(second, "used")
     assert "was used already" in second.evaluate(_FOCUSED)
     expect(second.get_by_role("button")).to_have_count(0)
     second.get_by_role("link", name="Sign in with a token").click()
     expect(second.get_by_label("Your token")).to_be_visible()
+
+
+def invitations(page: Page, token: str) -> Locator:
+    """Sign in, and open the part of the page that invites people."""
+    sign_in(page, token)
+    page.get_by_role("link", name="People").click()
+    return page.get_by_role("region", name="Invitations")
 
 
 def agree(page: Page, verb: str, question: str) -> None:
@@ -151,12 +135,10 @@ def classless(stack: LocalStack) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("classless")
-def test_an_admin_invites_people_and_ends_their_class(open_page: OpenPage, stack: LocalStack) -> None:
+def test_an_admin_invites_people_and_ends_their_class(open_window: OpenPage, stack: LocalStack) -> None:
     """From the names to the links, from those who have joined to the end, without a terminal."""
-    page = open_page(stack.gateway_url)
-    sign_in(page, stack.token("ada"))
-    page.get_by_role("link", name="People").click()
-    classes = page.get_by_role("region", name="Invitations")
+    page = open_window(stack.gateway_url)
+    classes = invitations(page, stack.token("ada"))
     names, group = classes.get_by_label("People, by name, or a roster"), classes.get_by_label("Class")
     names.fill("grace")
     group.fill("physics")
@@ -189,7 +171,7 @@ def test_an_admin_invites_people_and_ends_their_class(open_page: OpenPage, stack
     expect(classes).to_contain_text("The new link of otto. It is shown only now")
     expect(classes).not_to_contain_text(old)
     check(page, "classes")
-    student = open_page(links["maria"])
+    student = open_window(links["maria"])
     expect(student.get_by_text("maria, you are invited to the class physics of ada")).to_be_visible()
     student.get_by_role("button", name="Yes, join the class").click()
     expect(student.get_by_role("heading", name="Welcome, maria")).to_be_visible()
@@ -219,12 +201,10 @@ def test_an_admin_invites_people_and_ends_their_class(open_page: OpenPage, stack
 
 
 @pytest.mark.usefixtures("classless")
-def test_an_admin_adds_people_without_an_end(open_page: OpenPage, stack: LocalStack) -> None:
+def test_an_admin_adds_people_without_an_end(open_window: OpenPage, stack: LocalStack) -> None:
     """As `sharedkernel token add` does, and only newcomers; the table has them at once, the audit log their names."""
-    page = open_page(stack.gateway_url)
-    sign_in(page, stack.token("ada"))
-    page.get_by_role("link", name="People").click()
-    classes = page.get_by_role("region", name="Invitations")
+    page = open_window(stack.gateway_url)
+    classes = invitations(page, stack.token("ada"))
     classes.get_by_label("No end").check()
     expect(classes.get_by_label("Until")).to_have_count(0)
     expect(classes).to_contain_text("a token that is good until it is removed, and is in no class")

@@ -1,16 +1,13 @@
-"""The notebook widgets in JupyterLab: the panel's own components, in a cell's output."""
+"""Widgets in JupyterLab: buttons, and the panel's own components, in a cell's output."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.browser.conftest import OpenLab
-
-pytestmark = pytest.mark.heavy
 
 _SHOW = "from sharedkernel.widgets import Dashboard; Dashboard()"
 _BUSY = """
@@ -18,6 +15,21 @@ import pathlib, torch
 kept = torch.ones(1 << 24)
 while not pathlib.Path({enough!r}).exists():
     (kept[:4096] * 2).sum()
+"""
+_STOPPABLE = """
+import time, ipywidgets
+from IPython.display import display
+is_stopped = False
+def stop(button):
+    global is_stopped
+    is_stopped = True
+    button.description = "Stopping"
+button = ipywidgets.Button(description="Stop")
+button.on_click(stop)
+display(button)
+while not is_stopped:
+    time.sleep(0.02)
+print("all done")
 """
 _HELD = re.compile(r"[89]\d\.\d MiB")  # 64, and PyTorch's own
 _COLOURS = "swatches => swatches.map(swatch => getComputedStyle(swatch).backgroundColor)"
@@ -28,8 +40,24 @@ def colours_in(shown: Locator) -> list[str]:
     return colours
 
 
-def test_a_dashboard_is_drawn_as_the_panel_is_also_after_a_reload(open_lab: OpenLab, tmp_path: Path) -> None:
-    """Same parts, same colours, live while a cell runs."""
+def test_a_button_stops_the_cell_that_runs(open_lab: OpenLab) -> None:
+    """JupyterLab sends clicks on a subshell, by its default settings; the cell goes on meanwhile."""
+    lab = open_lab("ada")
+    lab.new_notebook()
+    for _ in range(2):
+        cell = lab.run(_STOPPABLE)
+        lab.output(cell).get_by_role("button", name="Stop").click()
+        expect(lab.output(cell)).to_contain_text("all done")
+        expect(lab.output(cell).get_by_role("button", name="Stopping")).to_be_visible()
+        lab.wait_for_kernel()
+
+
+def test_a_dashboard_is_drawn_as_the_panel_is_and_kept(open_lab: OpenLab, tmp_path: Path) -> None:
+    """It has the same parts and colours, live while a cell runs, also after a reload.
+
+    Once its session has ended, its text takes the place of the figures, and is there after a reload, which starts
+    another.
+    """
     lab = open_lab("ada")
     lab.new_notebook()
     cell = lab.run(_SHOW)
@@ -50,15 +78,6 @@ def test_a_dashboard_is_drawn_as_the_panel_is_also_after_a_reload(open_lab: Open
     expect(view.get_by_text("Nobody uses the device now.")).to_be_visible()
     lab.wait_for_kernel()
 
-
-def test_a_dashboard_of_a_session_that_has_ended_shows_what_it_said(open_lab: OpenLab) -> None:
-    """Its text takes the place of the figures, and is there after a reload, which starts another session."""
-    lab = open_lab("ada")
-    lab.new_notebook()
-    cell = lab.run(_SHOW)
-    view = lab.output(cell).locator(".sk-View")
-    expect(view.get_by_role("heading", name="Device", exact=True)).to_be_visible()
-    lab.wait_for_kernel()
     lab.page.evaluate("window.jupyterapp.commands.execute('notebook:shutdown-kernel')")
     static = lab.output(cell).locator("pre").filter(has_text="All your notebooks: ")
     expect(static).to_be_visible()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import nullcontext
 from urllib.parse import urlsplit
 
 import pytest
@@ -67,32 +64,8 @@ def open_printed(lab: LabPage, code: str) -> tuple[Page, str]:
     return opened.value, address
 
 
-@contextmanager
-def serving(address: str, port: int, text: str) -> Iterator[None]:
-    """Serve a text to whoever asks for anything."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-    class Server(HTTPServer):
-        address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-
-    with Server((address, port), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @needs_root
-@pytest.mark.parametrize("taken", ["", "::1"])
-def test_a_port_opens_from_the_panel(lab: LabPage, taken: str) -> None:
+def test_a_port_opens_from_the_panel(lab: LabPage) -> None:
     """At its own number, or another where a program here has that, whichever of the two addresses it listens on.
 
     It is served beside the page, not by it: the page's cookies stay with the page.
@@ -101,19 +74,20 @@ def test_a_port_opens_from_the_panel(lab: LabPage, taken: str) -> None:
     lab.section("Ports").get_by_text("Ports").click()
     expect(lab.section("Ports")).to_contain_text("None of your programs listens")
     lab.new_notebook()
-    cell = lab.run(_SERVE)
-    expect(lab.output(cell)).to_contain_text("port ")
-    port = int(lab.output(cell).inner_text().split()[-1])
-    lab.show_panel()
-    button = lab.section("Ports").get_by_role("button", name=f"Open port {port}")
-    with serving(taken, port, "of this machine") if taken else nullcontext():
-        with lab.page.context.expect_page() as opened:
-            button.click()
-        expect(opened.value.locator("body")).to_have_text("scalars, cookies: None")
-        assert (urlsplit(opened.value.url).port == port) is (not taken)
-    assert lab.page.context.cookies(lab.page.url)
-    lab.run("board.kill()")
-    expect(button).to_have_count(0)
+    for taken in ("", "::1"):
+        cell = lab.run(_SERVE)
+        expect(lab.output(cell)).to_contain_text("port ")
+        port = int(lab.output(cell).inner_text().split()[-1])
+        lab.show_panel()
+        button = lab.section("Ports").get_by_role("button", name=f"Open port {port}")
+        with socket.create_server((taken, port), family=socket.AF_INET6) if taken else nullcontext():
+            with lab.page.context.expect_page() as opened:
+                button.click()
+            expect(opened.value.locator("body")).to_have_text("scalars, cookies: None")
+            assert (urlsplit(opened.value.url).port == port) is (not taken)
+        assert lab.page.context.cookies(lab.page.url)
+        lab.run("board.kill()")
+        expect(button).to_have_count(0)
 
 
 @needs_root

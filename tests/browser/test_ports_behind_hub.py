@@ -22,8 +22,6 @@ for package in ("jupyterhub", "jupyter_server_proxy", "tensorboard", "gradio"):
     pytest.importorskip(package)
 __all__ = ["whole_hub_stack"]  # pytest finds fixtures by their names here
 
-pytestmark = pytest.mark.heavy
-
 USER = "emil"
 #: passed on as the admin guide has it, with the place of each of the hub's parts
 _PROXY = """
@@ -72,7 +70,7 @@ def _signed_in(browser: Browser, url: str) -> StorageState:
     page.get_by_label("Username").fill(USER)
     page.get_by_label("Password").fill("any")
     page.get_by_role("button", name="Sign in").click()
-    page.wait_for_url(f"{url}/lab**")
+    page.wait_for_url(f"{url}/lab**", wait_until="commit")
     state = context.storage_state()
     context.close()
     return state

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenLab
 from tests.browser.lab import keep_picture
-
-pytestmark = pytest.mark.heavy
-
 
 _NESTED_BARS = """
 import pathlib, time
@@ -25,12 +22,28 @@ for epoch in tqdm(range(100), desc="epochs", mininterval=0):
         break
 print("all done")
 """
+_NUMBERS = """
+for number in range(100_000):
+    print(number, end=" ")
+    time.sleep(0.02)
+    if pathlib.Path({stop!r}).exists():
+        break
+print("the end")
+6 * 7
+"""
+_QUESTION = """
+import pathlib, time
+while not pathlib.Path({enough!r}).exists():
+    time.sleep(0.02)
+print("Hello, " + input("Who are you?"))
+"""
 
 
-def test_a_reloaded_page_shows_the_open_bars_and_no_other(open_lab: OpenLab, tmp_path: Path) -> None:
-    """While the cell runs, live, and afterwards: bars that were closed leave nothing, least of all an error.
+def test_a_reloaded_page_shows_what_its_cells_print(open_lab: OpenLab, tmp_path: Path) -> None:
+    """While a cell runs, live, and afterwards: bars that were closed leave nothing, least of all an error.
 
     Widgets' messages end as idle while the cell runs; a new page hears nothing of the cell by itself: both are busy.
+    It has what a cell printed before, while the page was away, and after; and what waited behind it.
     """
     lab = open_lab("ada")
     state = lab.page.locator("#jp-bottom-panel")
@@ -56,36 +69,44 @@ def test_a_reloaded_page_shows_the_open_bars_and_no_other(open_lab: OpenLab, tmp
     expect(bars).to_have_count(1)
     expect(shown).not_to_contain_text("widget")
 
+    stop = tmp_path / "stop"
+    lab.run(_NUMBERS.format(stop=str(stop)))
+    lab.run("'and what waited behind it'")
+    numbers, behind = lab.notebook.locator(".jp-CodeCell").nth(1), lab.notebook.locator(".jp-CodeCell").nth(2)
+    expect(numbers).to_contain_text("0 1 2 3 4 5")
+    lab.save()
+    lab.reload()
+    expect(numbers).to_contain_text("0 1 2 3 4 5")
+    expect(numbers.locator(".jp-InputPrompt")).to_contain_text("[*]")
+    printed = max(map(int, re.findall(r"\d+", numbers.locator(".jp-OutputArea").inner_text())))
+    expect(numbers).to_contain_text(f" {printed + 20} ")
+    stop.touch()
+    expect(lab.output(numbers)).to_contain_text("the end")
+    expect(numbers).to_contain_text("42")
+    expect(numbers.locator(".jp-InputPrompt")).to_contain_text("[2]")
+    expect(lab.output(behind)).to_contain_text("and what waited behind it")
+    expect(lab.output(lab.run("print('as usual')"))).to_contain_text("as usual")
 
-_QUESTION = """
-import pathlib, time
-while not pathlib.Path({enough!r}).exists():
-    time.sleep(0.02)
-print("Hello, " + input("Who are you?"))
-"""
 
-
-@pytest.mark.parametrize("is_asked_before", [True, False])
-def test_a_reloaded_page_asks_what_its_cell_waits_for(
-    open_lab: OpenLab, tmp_path: Path, *, is_asked_before: bool
-) -> None:
+def test_a_reloaded_page_asks_what_its_cell_waits_for(open_lab: OpenLab, tmp_path: Path) -> None:
     """The kernel asks a page once, and only that one: while it is there, or between two."""
     lab = open_lab("ada")
     lab.new_notebook()
-    enough = tmp_path / "enough"
-    cell = lab.run(_QUESTION.format(enough=str(enough)))
-    lab.save()
-    if is_asked_before:
+    for number, is_asked_before in enumerate((True, False)):
+        enough = tmp_path / str(number)
+        cell = lab.run(_QUESTION.format(enough=str(enough)))
+        lab.save()
+        if is_asked_before:
+            enough.touch()
+            expect(cell.locator(".jp-Stdin")).to_contain_text("Who are you?")
+        address = lab.page.url
+        lab.page.goto("about:blank")
         enough.touch()
-        expect(cell.locator(".jp-Stdin")).to_contain_text("Who are you?")
-    address = lab.page.url
-    lab.page.goto("about:blank")
-    enough.touch()
-    lab.page.goto(address)
-    lab.wait_until_open()
-    asked = lab.notebook.locator(".jp-CodeCell").first.locator(".jp-Stdin")
-    expect(asked).to_contain_text("Who are you?")
-    asked.locator("input").fill("Ada")
-    asked.locator("input").press("Enter")
-    expect(lab.notebook.locator(".jp-CodeCell").first.locator(".jp-OutputArea").first).to_contain_text("Hello, Ada")
-    lab.wait_for_kernel()
+        lab.page.goto(address)
+        lab.wait_until_open()
+        asked = cell.locator(".jp-Stdin")
+        expect(asked).to_contain_text("Who are you?")
+        asked.locator("input").fill("Ada")
+        asked.locator("input").press("Enter")
+        expect(cell.locator(".jp-OutputArea").first).to_contain_text("Hello, Ada")
+        lab.wait_for_kernel()

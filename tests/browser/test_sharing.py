@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Page, expect
 
 from sharedkernel.local_stack import LocalStack
 from tests.browser.conftest import OpenLab
 from tests.browser.lab import LabPage, keep_picture
 from tests.status.documents import to_json
 
+SWITCH = "Notify me of my turn and of the end of long cells"
+#: lets a browser show notifications
+ALLOWED: dict[str, Any] = {"permissions": ["notifications"]}
+#: notes what the browser shows, and lets a test hide the page, as windows without a screen are always visible, and have
+#: its clock skip some milliseconds
+SPY = """
+window.shown = [];
+window.isHidden = false;
+window.skipped = 0;
+const now = Date.now;
+Date.now = () => now() + window.skipped;
+Object.defineProperty(document, "hidden", { get: () => window.isHidden });
+window.Notification = class extends Notification {
+  constructor(title, options) {
+    super(title, options);
+    window.shown.push(`${title}: ${options.body}`);
+  }
+};
+"""
 #: holds the device, in short iterations, until its file appears
 TRAIN = """\
 import pathlib, time, torch
@@ -24,14 +44,30 @@ print("trained")\
 """
 
 
+def hide(page: Page, is_hidden: bool) -> None:
+    page.evaluate(
+        "isHidden => { window.isHidden = isHidden; document.dispatchEvent(new Event('visibilitychange')); }", is_hidden
+    )
+
+
+def wait_for_news(page: Page, count: int) -> list[str]:
+    page.wait_for_function("count => window.shown.length >= count", arg=count)
+    shown: list[str] = page.evaluate("window.shown")
+    return shown
+
+
 def train(page: LabPage, stop: Path, millions: int = 50) -> Locator:
     """Run a training in a new notebook until *stop* exists; return its cell."""
     page.new_notebook()
     return page.run(TRAIN.format(stop=str(stop), millions=millions))
 
 
-def test_a_large_tensor_is_shown_once_and_goes_with_it(open_lab: OpenLab, tmp_path: Path) -> None:
-    """Within two seconds of its cell's end, each time, and beside another user's training, which goes on."""
+def test_memory_is_shown_at_once_and_room_is_asked_for(open_lab: OpenLab, tmp_path: Path) -> None:
+    """Within two seconds of a cell's end, each time, and beside another user's training, which goes on.
+
+    A cell that waits for memory says who holds how much, with a button; whom that asks offloads from the notification,
+    and the cell runs.
+    """
     grace, ada = open_lab("grace"), open_lab("ada")
     expect(ada.page.locator('.jp-LauncherCard[title="Shared GPU (PyTorch)"] img').first).to_be_visible()
     keep_picture(ada.page, "launcher")
@@ -50,11 +86,31 @@ def test_a_large_tensor_is_shown_once_and_goes_with_it(open_lab: OpenLab, tmp_pa
     stop.touch()
     expect(training.locator(".jp-OutputArea-output").last).to_contain_text("trained")
 
+    grace.run("del weights\nkept = torch.ones(900 << 18)\nprint('kept')")
+    expect(grace.status_item).to_contain_text(re.compile(r" 9\d\d MiB · idle"))
+    expect(ada.output(ada.run("del small\nkept = torch.ones(700 << 18)\nprint('kept')"))).to_contain_text("kept")
+    cell = ada.run("more = torch.ones(700 << 18); print('made room')")
+    holds = r"Grace's idle notebook holds 9\d\d MiB and makes room in about (1 h|5\d m)"
+    expect(cell).to_contain_text(re.compile(holds))
+    cell.get_by_role("button", name="Ask for room").click()
+    notification = grace.page.locator(".jp-toast-content, .Toastify__toast").filter(has_text="ada waits for memory")
+    notification.get_by_role("button", name="Offload").click()
+    expect(ada.output(cell)).to_contain_text("made room")
+    expect(ada.output(cell)).not_to_contain_text("idle notebook")
+
 
 def test_a_waiting_cell_moves_up_in_line(open_lab: OpenLab, tmp_path: Path) -> None:
-    """Everybody sees who runs, and where in line they are themselves."""
-    grace, first, second = open_lab("grace"), open_lab("ada"), open_lab("ada")
+    """Everybody sees who runs, and where in line they are themselves.
+
+    Who looks elsewhere is told of the turn after a long wait; the choice is kept in JupyterLab's settings.
+    """
+    grace, first, second = open_lab("grace"), open_lab("ada", script=SPY, **ALLOWED), open_lab("ada")
     stops = [tmp_path / str(number) for number in range(2)]
+    first.show_panel()
+    switch = first.panel.get_by_label(SWITCH)
+    expect(switch).not_to_be_checked()
+    switch.click()
+    expect(switch).to_be_checked()
     train(grace, stops[0])
     expect(grace.status_item).to_contain_text("running")
     train(first, stops[1], millions=90)
@@ -74,26 +130,47 @@ def test_a_waiting_cell_moves_up_in_line(open_lab: OpenLab, tmp_path: Path) -> N
     keep_picture(second.page, "queue-dark")
     second.use_theme("JupyterLab Light")
 
+    hide(first.page, True)
+    first.page.evaluate("window.skipped = 11_000")  # shorter waits are not told
     stops[0].touch()
     expect(second.status_item).to_contain_text("1st in line")
+    (turn,) = wait_for_news(first.page, 1)
+    assert turn.startswith("It is your turn: Untitled")
+    hide(first.page, False)
     expect(first.status_item).to_contain_text("running")
     stops[1].touch()
     expect(waiting).to_contain_text("25000000.0")
     expect(second.status_item).to_contain_text("idle")
+    kept = first.server.config / "lab" / "user-settings" / "sharedkernel" / "plugin.jupyterlab-settings"
+    assert '"notifications": true' in kept.read_text()
+    switch.click()
+    expect(switch).not_to_be_checked()
 
 
-def test_a_session_is_interrupted_offloaded_and_shut_down_from_the_panel(
+def test_a_training_outlives_the_gateway_and_ends_from_the_panel(
     open_lab: OpenLab, stack: LocalStack, tmp_path: Path
 ) -> None:
-    """Its cell ends like with the stop button and its tensors stay; its memory leaves the device, and is there again.
+    """The page says that the gateway is away, keeps its notebook, and is live again by itself.
 
-    It is shut down after a question; its notebook stays open without a kernel, and none comes back by itself.
+    The cell ends like with the stop button and its tensors stay; its memory leaves the device, and is there again. The
+    session is shut down after a question; its notebook stays open without a kernel, and none comes back by itself.
     """
     ada = open_lab("ada")
     cell = train(ada, tmp_path / "never")
-    expect(ada.status_item).to_contain_text("running")
     expect(ada.output(cell)).to_contain_text("begins")  # the tensors are there
     ada.show_panel()
+    expect(ada.status_item).to_contain_text("running")
+    stack.gateway.kill()
+    try:
+        expect(ada.status_item).to_contain_text("gateway away")
+        expect(ada.panel.get_by_role("status")).to_contain_text("The gateway is away")
+        keep_picture(ada.page, "gateway-away")
+    finally:
+        stack.gateway.start()
+        stack.gateway.wait_until_ready()
+    expect(ada.panel.get_by_role("status")).to_be_empty()
+    expect(ada.status_item).to_contain_text("running")
+
     mine = ada.section("Notebooks")
     mine.get_by_role("button", name="Interrupt Untitled").click()
     expect(cell).to_contain_text("KeyboardInterrupt")
@@ -159,70 +236,3 @@ def test_an_admin_changes_quotas_and_the_policy(open_lab: OpenLab, stack: LocalS
     finally:
         ada.section("Device").get_by_label("Policy").select_option("fifo")
         expect(grace.section("Device")).to_contain_text("Policy: fifo")
-
-
-def test_the_page_stays_while_the_gateway_goes_and_comes(open_lab: OpenLab, stack: LocalStack, tmp_path: Path) -> None:
-    """It says so, keeps its notebook, and is live again by itself; the training has run on."""
-    ada = open_lab("ada")
-    stop = tmp_path / "stop"
-    train(ada, stop)
-    ada.show_panel()
-    expect(ada.status_item).to_contain_text("running")
-    stack.gateway.kill()
-    try:
-        expect(ada.status_item).to_contain_text("gateway away")
-        expect(ada.panel.get_by_role("status")).to_contain_text("The gateway is away")
-        keep_picture(ada.page, "gateway-away")
-    finally:
-        stack.gateway.start()
-        stack.gateway.wait_until_ready()
-    expect(ada.panel.get_by_role("status")).to_be_empty()
-    expect(ada.status_item).to_contain_text("running")
-    stop.touch()
-    expect(ada.status_item).to_contain_text("idle")
-    expect(ada.run("print(int(weights.sum()))")).to_contain_text("50000000")
-
-
-def test_a_long_cell_s_output_survives_a_reload(open_lab: OpenLab, tmp_path: Path) -> None:
-    """What it printed before, while the page was away, and after; and what waited behind it."""
-    ada = open_lab("ada")
-    stop = tmp_path / "stop"
-    ada.new_notebook()
-    ada.run(
-        "import pathlib, time\nfor number in range(100_000):\n    print(number, end=' ')\n    time.sleep(0.02)\n"
-        f"    if pathlib.Path({str(stop)!r}).exists():\n        break\nprint('the end')\n6 * 7"
-    )
-    ada.run("'and what waited behind it'")
-    first, second = ada.notebook.locator(".jp-CodeCell").nth(0), ada.notebook.locator(".jp-CodeCell").nth(1)
-    expect(first).to_contain_text("0 1 2 3 4 5")
-    ada.save()
-    ada.reload()
-    expect(first).to_contain_text("0 1 2 3 4 5")
-    expect(first.locator(".jp-InputPrompt")).to_contain_text("[*]")
-    printed = max(map(int, re.findall(r"\d+", first.locator(".jp-OutputArea").inner_text())))
-    expect(first).to_contain_text(f" {printed + 20} ")
-    stop.touch()
-    expect(ada.output(first)).to_contain_text("the end")
-    expect(first).to_contain_text("42")
-    expect(first.locator(".jp-InputPrompt")).to_contain_text("[1]")
-    expect(ada.output(second)).to_contain_text("and what waited behind it")
-    expect(ada.output(ada.run("print('as usual')"))).to_contain_text("as usual")
-
-
-def test_a_waiting_cell_asks_for_room(open_lab: OpenLab) -> None:
-    """It says who holds how much, with a button; whom that asks offloads from the notification, and the cell runs."""
-    grace, ada = open_lab("grace"), open_lab("ada")
-    grace.new_notebook()
-    grace.run("import torch\nkept = torch.ones(900 << 18)")
-    expect(grace.status_item).to_contain_text("idle")
-    ada.new_notebook()
-    ada.run("import torch\nkept = torch.ones(700 << 18)")
-    expect(ada.status_item).to_contain_text("idle")
-    cell = ada.run("more = torch.ones(700 << 18); print('made room')")
-    holds = r"Grace's idle notebook holds 9\d\d MiB and makes room in about (1 h|5\d m)"
-    expect(cell).to_contain_text(re.compile(holds))
-    cell.get_by_role("button", name="Ask for room").click()
-    notification = grace.page.locator(".jp-toast-content, .Toastify__toast").filter(has_text="ada waits for memory")
-    notification.get_by_role("button", name="Offload").click()
-    expect(ada.output(cell)).to_contain_text("made room")
-    expect(ada.output(cell)).not_to_contain_text("idle notebook")

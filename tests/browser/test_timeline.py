@@ -7,12 +7,9 @@ import re
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from tests.browser.gateway_page import OpenPage, section, show
 from tests.browser.lab import check_accessible, keep_picture
 from tests.browser.page_server import PageServer
-from tests.browser.test_gateway_page import OpenPage, open_page, section, server, show
-
-__all__ = ["open_page", "server"]
-
 
 #: the part of each column of a strip's pixels, but for the first and the last, in the lower half's own colour
 _COLOURED = """
