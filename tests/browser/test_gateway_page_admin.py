@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.figures import document, limits_of, of_users, session
+from tests.browser.figures import document, limits_of, session
 from tests.browser.gateway_page import OpenPage, section, show
 from tests.browser.lab import check_accessible
 from tests.browser.page_server import PageServer
@@ -35,26 +35,13 @@ def audit_of(count: int) -> dict[str, Any]:
     return {"entries": entries, "older": True, "file": "/run/sharedkernel/audit.jsonl"}
 
 
-def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer) -> None:
-    """With notebooks selected and the audit log shown, axe finds nothing, and nothing is wider than the screen."""
-    server.say(of_users(3))
+def test_people_s_idle_notebooks_are_offloaded_at_once(open_page: OpenPage, server: PageServer) -> None:
+    """After one question that says how many there are; those in use are left alone.
+
+    With notebooks selected and the audit log shown, axe finds nothing, and nothing is wider than the screen.
+    """
     server.audit = audit_of(7)
     page = open_page(timezone_id="UTC")
-    box = show(page, "People").get_by_label("Select the notebooks of grace")
-    box.click()
-    expect(box).to_be_checked()
-    for width, scheme in itertools.product(_WIDTHS, ("light", "dark")):
-        page.set_viewport_size({"width": width, "height": 900})
-        page.emulate_media(color_scheme=scheme)
-        for tab, title, rows in (("People", "People", 4), ("Audit", "Audit log", 8)):
-            expect(show(page, tab, title).get_by_role("row")).to_have_count(rows)
-            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-            check_accessible(page)
-
-
-def test_people_s_idle_notebooks_are_offloaded_at_once(open_page: OpenPage, server: PageServer) -> None:
-    """After one question that says how many there are; those in use are left alone."""
-    page = open_page()
     people = show(page, "People")
     everybody = people.get_by_label("Select the notebooks of all 3 people")
     expect(selection(page)).to_have_count(0)
@@ -71,6 +58,17 @@ def test_people_s_idle_notebooks_are_offloaded_at_once(open_page: OpenPage, serv
     dialog.get_by_role("button", name="Offload 1").click()
     expect(selection(page)).to_have_count(0)
     assert [request[:2] for request in server.requests] == [("POST", "/sharedkernel/api/sessions/kernel-0/offload")]
+
+    box = show(page, "People").get_by_label("Select the notebooks of grace")
+    box.click()
+    expect(box).to_be_checked()
+    for width, scheme in itertools.product(_WIDTHS, ("light", "dark")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        for tab, title, rows in (("People", "People", 4), ("Audit", "Audit log", 8)):
+            expect(show(page, tab, title).get_by_role("row")).to_have_count(rows)
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            check_accessible(page)
 
 
 def test_selected_notebooks_are_stopped_and_failures_told_in_one_sentence(

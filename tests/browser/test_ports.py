@@ -6,8 +6,7 @@ import socket
 from contextlib import nullcontext
 from urllib.parse import urlsplit
 
-import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from tests.browser.lab import LabPage
 from tests.executor.isolation import needs_root
@@ -29,39 +28,6 @@ server.serve_forever()
 board = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 print("port", board.stdout.readline())\
 """
-#: a training that writes down its loss, and who shows it
-TENSORBOARD = """\
-import subprocess, sys, tempfile, torch
-from torch.utils.tensorboard import SummaryWriter
-folder = tempfile.mkdtemp()
-command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--port", "0", "--reload_interval", "1"]
-board = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-print("served at", next(line for line in board.stderr if "http://" in line))
-def train(steps):
-    with SummaryWriter(folder) as writer:
-        for step in range(steps):
-            writer.add_scalar("loss of this training", torch.ones(8).sum() / (step + 1), step)
-train(20)\
-"""
-GRADIO = """\
-import gradio
-def count(number):
-    for step in range(1, int(number) + 1):
-        yield f"step {step}"
-demo = gradio.Interface(count, "number", "text")
-_, address, _ = demo.launch(prevent_thread_lock=True, quiet=True)
-print("served at", address)\
-"""
-
-
-def open_printed(lab: LabPage, code: str) -> tuple[Page, str]:
-    """Run a cell that prints an address; open its port in the panel, which shows ports, and give the page and that."""
-    cell = lab.run(code)
-    expect(lab.output(cell)).to_contain_text("http://")
-    address = "http://" + lab.output(cell).inner_text().split("http://")[1].split()[0]
-    with lab.page.context.expect_page() as opened:
-        lab.section("Ports").get_by_role("button", name=f"Open port {urlsplit(address).port}").click()
-    return opened.value, address
 
 
 @needs_root
@@ -88,17 +54,3 @@ def test_a_port_opens_from_the_panel(lab: LabPage) -> None:
         assert lab.page.context.cookies(lab.page.url)
         lab.run("board.kill()")
         expect(button).to_have_count(0)
-
-
-@needs_root
-def test_libraries_open_at_the_address_that_they_print(lab: LabPage) -> None:
-    """As they stand."""
-    pytest.importorskip("gradio")
-    lab.new_notebook()
-    lab.show_panel()
-    lab.section("Ports").get_by_text("Ports").click()
-    demo, address = open_printed(lab, GRADIO)
-    demo.goto(address)
-    demo.get_by_label("number").fill("5")
-    demo.get_by_role("button", name="Submit").click()
-    expect(demo.get_by_label("output")).to_have_value("step 5")

@@ -8,11 +8,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, StorageState, expect
+from playwright.sync_api import Browser, Page, StorageState, expect
 
 from sharedkernel.local_stack import free_port
 from tests.browser.lab import PATIENCE, LabPage
-from tests.browser.test_ports import GRADIO, TENSORBOARD, open_printed
 from tests.client.extension.server import JupyterServer
 from tests.gateway.auth.conftest import HubStack, whole_hub_stack
 from tests.gateway.conftest import wait_for
@@ -23,6 +22,29 @@ for package in ("jupyterhub", "jupyter_server_proxy", "tensorboard", "gradio"):
 __all__ = ["whole_hub_stack"]  # pytest finds fixtures by their names here
 
 USER = "emil"
+#: a training that writes down its loss, and who shows it
+TENSORBOARD = """\
+import subprocess, sys, tempfile, torch
+from torch.utils.tensorboard import SummaryWriter
+folder = tempfile.mkdtemp()
+command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--port", "0", "--reload_interval", "1"]
+board = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+print("served at", next(line for line in board.stderr if "http://" in line))
+def train(steps):
+    with SummaryWriter(folder) as writer:
+        for step in range(steps):
+            writer.add_scalar("loss of this training", torch.ones(8).sum() / (step + 1), step)
+train(20)\
+"""
+GRADIO = """\
+import gradio
+def count(number):
+    for step in range(1, int(number) + 1):
+        yield f"step {step}"
+demo = gradio.Interface(count, "number", "text")
+_, address, _ = demo.launch(prevent_thread_lock=True, quiet=True)
+print("served at", address)\
+"""
 #: passed on as the admin guide has it, with the place of each of the hub's parts
 _PROXY = """
 server {{
@@ -76,12 +98,22 @@ def _signed_in(browser: Browser, url: str) -> StorageState:
     return state
 
 
+def open_printed(lab: LabPage, code: str) -> Page:
+    """Run a cell that prints an address; open its port in the panel, which shows ports, and give the page."""
+    cell = lab.run(code)
+    expect(lab.output(cell)).to_contain_text("http://")
+    address = "http://" + lab.output(cell).inner_text().split("http://")[1].split()[0]
+    with lab.page.context.expect_page() as opened:
+        lab.section("Ports").get_by_role("button", name=f"Open port {urlsplit(address).port}").click()
+    return opened.value
+
+
 def test_libraries_open_behind_a_hub(lab: LabPage) -> None:
     """TensorBoard as it stands, with what a training has written since; gradio once it is told its path."""
     lab.show_panel()
     lab.section("Ports").get_by_text("Ports").click()
 
-    board, _ = open_printed(lab, TENSORBOARD)
+    board = open_printed(lab, TENSORBOARD)
     assert board.url.startswith(f"{lab.server.url}/proxy/")
     expect(board.get_by_text("loss of this training").first).to_be_visible()
     lab.run("train(40)")
@@ -89,7 +121,7 @@ def test_libraries_open_behind_a_hub(lab: LabPage) -> None:
     wait_for(lambda: again.click() or last.count())
     lab.run("board.kill()")
 
-    demo, _ = open_printed(lab, GRADIO)
+    demo = open_printed(lab, GRADIO)
     expect(lab.output(lab.run(f"demo.app.root_path = {urlsplit(demo.url).path!r}; print('told')"))).to_contain_text(
         "told"
     )

@@ -41,7 +41,7 @@ def asked(page: Page, server: PageServer, press: str | None = None) -> tuple[flo
 
 
 def test_it_says_who_ran_and_why_one_waited(open_page: OpenPage, server: PageServer) -> None:
-    """Under the pointer, and to who cannot see it."""
+    """Under the pointer, and to who cannot see it; and in a table, for who reads rather than looks."""
     page = open_page()
     show(page, "Timeline")
     expect(rows_of(page)).to_have_count(5)
@@ -60,6 +60,15 @@ def test_it_says_who_ran_and_why_one_waited(open_page: OpenPage, server: PageSer
     )  # fmt: skip
     page.mouse.move(0, 0)
     expect(tip).to_have_count(0)
+    section(page, "Timeline").get_by_role("button", name="As a table").click()
+    table = section(page, "Timeline").get_by_role("table")
+    expect(table.get_by_role("row")).to_have_count(6)
+    large = table.get_by_role("row", name="linus (large.ipynb)")
+    expect(large).to_contain_text("50 s")
+    expect(large).to_contain_text("Waited 50 s for 6.0 GiB of memory")
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        check_accessible(page)
 
 
 def test_one_zooms_with_the_mouse_and_the_keyboard(open_page: OpenPage, server: PageServer) -> None:
@@ -88,20 +97,6 @@ def test_one_zooms_with_the_mouse_and_the_keyboard(open_page: OpenPage, server: 
     expect(section(page, "Timeline").get_by_role("button", name="1 h")).to_have_attribute("aria-pressed", "true")
     while server.windows[-1] != (3600.0, None):
         asked(page, server)
-
-
-def test_it_is_a_table_as_well(open_page: OpenPage, server: PageServer) -> None:
-    """With the longest wait and its reason, for who reads rather than looks."""
-    page = open_page()
-    show(page, "Timeline").get_by_role("button", name="As a table").click()
-    table = section(page, "Timeline").get_by_role("table")
-    expect(table.get_by_role("row")).to_have_count(6)
-    large = table.get_by_role("row", name="linus (large.ipynb)")
-    expect(large).to_contain_text("50 s")
-    expect(large).to_contain_text("Waited 50 s for 6.0 GiB of memory")
-    for width in (1280, 390):
-        page.set_viewport_size({"width": width, "height": 900})
-        check_accessible(page)
 
 
 def test_short_turns_are_no_barcode(open_page: OpenPage, server: PageServer) -> None:
