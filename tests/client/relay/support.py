@@ -8,29 +8,27 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import nbformat
 import psutil
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from sharedkernel.local_stack import free_port
-from sharedkernel.system.processes import bound_command
+from sharedkernel.services import Service
+from tests.asking import ask
+from tests.processes import open_files
 from tests.readiness import wait_until_blocking_ready
 
 #: seconds that anything may take, on a busy machine
 TIMEOUT = 60.0
-#: what holds the package of all tests
-_ROOT = Path(__file__).parents[3]
 
 
 def wait_until(condition: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
@@ -42,8 +40,10 @@ def wait_until(condition: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
     return value
 
 
-class GatewayProcess:
+class GatewayProcess(Service):
     """A Jupyter server as a process of its own, on a port that stays the same when it is started again.
+
+    When it is killed its sessions notice, and end too.
 
     Parameters
     ----------
@@ -62,45 +62,33 @@ class GatewayProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.refusal_file = directory / "refusal.json"
         self.journal_file = directory / "journal.jsonl"
-        self.process: subprocess.Popen[bytes] | None = None
         kernel = directory / "jupyter" / "kernels" / "shared-gpu"
         kernel.mkdir(parents=True)
         argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         (kernel / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "stock", "language": "python"}))
-        self._options = options
-        self._contract = contract
-
-    @property
-    def command(self) -> list[str]:
-        """Its command line, with the token as it is now."""
-        options = [
-            *self._options, "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={self.port}",
+        arguments = [
+            *options, "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={self.port}",
             "--ServerApp.port_retries=0", "--ServerApp.open_browser=False", "--ServerApp.allow_root=True",
-            "--ServerApp.jpserver_extensions={}", f"--ServerApp.root_dir={self.directory}",
-            f"--IdentityProvider.token={self.token}", "--ZMQChannelsWebsocketConnection.limit_rate=False",
+            "--ServerApp.jpserver_extensions={}", f"--ServerApp.root_dir={directory}",
+            "--ZMQChannelsWebsocketConnection.limit_rate=False",
         ]  # fmt: skip
-        if self._contract:
-            options.append(f"--ContractKernelManager.refusal_file={self.refusal_file}")
-            options.append(f"--ContractKernelManager.journal_file={self.journal_file}")
-        return bound_command("tests.client.relay.contract_gateway" if self._contract else "jupyter_server", options)
+        if contract:
+            arguments.append(f"--ContractKernelManager.refusal_file={self.refusal_file}")
+            arguments.append(f"--ContractKernelManager.journal_file={self.journal_file}")
+        super().__init__(
+            arguments,
+            log_path=directory / "log",
+            is_ready=self._answers,
+            scratch=directory,
+            program="tests.client.relay.contract_gateway" if contract else "jupyter_server",
+            environment={"JUPYTER_PATH": str(directory / "jupyter")},
+        )
 
     def start(self) -> None:
-        environment = os.environ | {"JUPYTER_PATH": str(self.directory / "jupyter")}
-        with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(self.command, env=environment, cwd=_ROOT, stdout=log, stderr=log)
-        wait_until(self._answers)
-
-    def stop(self) -> None:
-        """End it with its sessions."""
-        assert self.process is not None
-        self.process.terminate()
-        self.process.wait(TIMEOUT)
-
-    def kill(self) -> None:
-        """End it as a crash would; its sessions notice, and end too."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait(TIMEOUT)
+        """Start it with the token as it is now; returns once it answers."""
+        self.environment["JUPYTER_TOKEN"] = self.token
+        super().start()
+        self.wait_until_ready()
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
@@ -114,11 +102,9 @@ class GatewayProcess:
 
     def fetch(self, path: str, method: str = "GET") -> Any:
         """Ask its API."""
-        request = urllib.request.Request(
-            self.url + path, method=method, headers={"Authorization": f"token {self.token}"}
-        )
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-            return json.loads(response.read() or b"null")
+        answer = ask(self.url + path, self.token, method)
+        assert answer.status < 400, answer
+        return answer.body
 
     def sessions(self) -> set[str]:
         """Return the ids of its live sessions."""
@@ -142,13 +128,18 @@ class GatewayProcess:
             stop()
 
     def _answers(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, (self.directory / "log").read_text()
         try:
-            self.fetch("/api")
+            return ask(f"{self.url}/api", self.token).status == 200
         except OSError:
             return False
-        return True
+
+
+def new_notebook(*cells: str) -> nbformat.NotebookNode:
+    """Return a notebook for the shared device."""
+    spec = {"name": "shared-gpu", "display_name": "Shared GPU (PyTorch)", "language": "python"}
+    return nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata={"kernelspec": spec}
+    )
 
 
 @dataclass
@@ -287,14 +278,6 @@ def private_bytes(pid: int) -> int:
     return 1024 * sum(int(kib) for kib in re.findall(r"^Private_\w+:\s+(\d+)", rollup, re.MULTILINE))
 
 
-def _open_files(pid: int) -> set[str]:
-    found = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
-            found.add(os.readlink(descriptor))
-    return found
-
-
 def cpu_seconds(pid: int) -> float:
     """Return the processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -337,7 +320,7 @@ class Line:
         asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result(TIMEOUT)
         if pid is not None:
             # Closed by the relay: that it was reset at this end does not say that the relay has read so.
-            wait_until(lambda: sockets.isdisjoint(_open_files(pid)))
+            wait_until(lambda: sockets.isdisjoint(open_files(pid).values()))
 
     def _sockets_of(self, pid: int) -> set[str]:
         """Return what a process has open to this line, by the system's names."""
