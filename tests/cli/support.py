@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
-from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_client.manager import AsyncKernelManager
 
 from sharedkernel.local_stack import LocalStack
-from tests.readiness import wait_until_ready
+from tests.asking import ask
+from tests.client.relay.support import Notebook
+from tests.command import run_here
 from tests.status.documents import to_json
 
 COMMAND = [sys.executable, "-m", "sharedkernel"]
@@ -32,10 +28,7 @@ def run(
     stack: LocalStack, user: str, *arguments: str, status: int | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``sharedkernel`` as *user*, in 80 columns."""
-    variables = os.environ | stack.client_environment(user) | {"COLUMNS": "80"} | environment
-    done = subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=PATIENCE, env=variables, check=False
-    )
+    done = run_here(*arguments, **stack.client_environment(user) | {"COLUMNS": "80"} | environment)
     assert status in (None, done.returncode), done
     return done
 
@@ -59,42 +52,40 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     return found
 
 
+def entries(stack: LocalStack, user: str) -> list[dict[str, Any]]:
+    """Return what status says of the sessions of *user*."""
+    return [entry for entry in to_json(stack.status())["sessions"] if entry["user"] == user]
+
+
 def end_sessions(stack: LocalStack) -> None:
     """End what is left: a server that is short of time does not wait for its kernels to end their sessions.
 
     The next test would see them beside its own, also those that linger.
     """
     for session in to_json(stack.status())["sessions"]:
-        with contextlib.suppress(urllib.error.HTTPError):  # it has just ended
-            _ask(stack, session["user"], "DELETE", f"/api/kernels/{session['id']}?linger=0")
+        url = f"{stack.gateway_url}/api/kernels/{session['id']}?linger=0"
+        ask(url, stack.token(session["user"]), "DELETE")  # which is refused if it has just ended
     wait_until(lambda: to_json(stack.status())["sessions"] == [], "all sessions have ended")
 
 
-def _ask(stack: LocalStack, user: str, method: str, path: str) -> Any:
-    headers = {"Authorization": f"token {stack.token(user)}"}
-    request = urllib.request.Request(stack.gateway_url + path, method=method, headers=headers)
-    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
-        return json.loads(response.read() or b"null")
+def start_session(stack: LocalStack, user: str, **model: Any) -> str:
+    """Start a session that neither a relay nor a Jupyter server knows, with more of Jupyter's model; return its id."""
+    url, body = f"{stack.gateway_url}/api/kernels", {"name": "shared-gpu", **model}
+    answer = ask(url, stack.token(user), "POST", body, timeout=3 * PATIENCE)
+    assert answer.status == 201, answer
+    return str(answer.body["id"])
 
 
-@contextlib.asynccontextmanager
-async def shared_kernel(stack: LocalStack, user: str, notebook: str = "work.ipynb") -> AsyncIterator[AsyncKernelClient]:
-    """Give a client of a new session of *user*, through the kernelspec, as a notebook would have it."""
+@contextlib.contextmanager
+def shared_kernel(stack: LocalStack, user: str, name: str = "work.ipynb") -> Iterator[Notebook]:
+    """Give a notebook of *user* with a new session, through the stack's kernelspec."""
     clients = stack.directory / "clients"
     clients.mkdir(exist_ok=True)
-    manager = AsyncKernelManager(
-        kernel_name="shared-gpu",
-        kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(stack.kernels_directory)], ensure_native_kernel=False),
-        connection_file=str(clients / f"{user}-{notebook}.json"),
-        transport="ipc",
-        ip=str(clients / f"{user}-{notebook}"),
+    notebook = Notebook(stack.gateway_url, stack.token(user), transport="ipc")
+    notebook.manager.connection_file = str(clients / f"{user}-{name}.json")
+    notebook.manager.kernel_spec_manager = KernelSpecManager(
+        kernel_dirs=[str(stack.kernels_directory)], ensure_native_kernel=False
     )
-    await manager.start_kernel(env=os.environ | stack.client_environment(user) | {"JPY_SESSION_NAME": notebook})
-    client = manager.client()
-    client.start_channels()
-    try:
-        await wait_until_ready(client, PATIENCE)
-        yield client
-    finally:
-        client.stop_channels()
-        await manager.shutdown_kernel()
+    notebook.environment["JPY_SESSION_NAME"] = name
+    with notebook:
+        yield notebook

@@ -12,12 +12,9 @@ import pytest
 
 from sharedkernel.local_stack import LocalStack
 from tests.cli import support
-from tests.command import run_here
 from tests.gateway.client import Client
 from tests.gateway.page.browser import Browser
 from tests.warm_stack import WarmStack
-
-USE = "use `class ROSTER --until TIME`, `class status`, `class invite NAME...`, `class until TIME` or `class end`."
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +24,10 @@ def stack() -> Iterator[LocalStack]:
 
 
 @pytest.fixture(autouse=True)
-def no_class(request: pytest.FixtureRequest) -> Iterator[None]:
+def no_class(stack: LocalStack) -> Iterator[None]:
     """Leave no class to the next test."""
     yield
-    if "stack" in request.fixturenames:
-        run(request.getfixturevalue("stack"), "ada", "end")
+    run(stack, "ada", "end")
 
 
 def run(stack: LocalStack, user: str, *arguments: str, status: int | None = None) -> subprocess.CompletedProcess[str]:
@@ -147,20 +143,3 @@ def test_what_is_refused_is_one_sentence(stack: LocalStack, tmp_path: Path) -> N
     assert "only admins" in run(stack, "grace", "status", status=1).stderr
     assert "there is no class" in run(stack, "ada", "end", status=1).stderr
     assert "until when?" in run(stack, "ada", str(roster), status=2).stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], USE),
-        (["roster.csv", "other.csv"], USE),
-        (["stauts"], "there is no file stauts; did you mean `sharedkernel class status`?"),
-        (["status", "--memory", "1GiB"], "limits and --until go with a roster; see `sharedkernel class --help`."),
-        (["end", "--group", ""], "--group has no value; see `sharedkernel class --help`."),
-        (["roster.csv", "--memory", ""], "--memory has no value; see `sharedkernel class --help`."),
-    ],
-)  # fmt: skip
-def test_wrong_use_is_one_sentence_and_2(arguments: list[str], sentence: str) -> None:
-    """No gateway is asked."""
-    done = run_here("class", *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"sharedkernel: {sentence}\n")

@@ -15,6 +15,7 @@ from sharedkernel.demo import NotebookRuns
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import StatusDocument
 from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until
+from tests.client.relay.support import new_notebook
 from tests.status.documents import document, session, user
 
 TRAINING = """
@@ -30,7 +31,7 @@ for _ in range(20):
 
 def write_notebook(path: Path, *cells: str) -> Path:
     """Write a notebook of code cells."""
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells]), path)
+    nbformat.write(new_notebook(*cells), path)
     return path
 
 
@@ -71,25 +72,36 @@ def test_notebooks_run_at_once_and_are_reported(stack: LocalStack, tmp_path: Pat
 
 
 @pytest.mark.heavy
-def test_ctrl_c_leaves_nothing_behind(scratch: Path) -> None:
-    """Interrupted in the middle, the demo ends its processes and removes its files."""
+@pytest.mark.parametrize(
+    ("arguments", "begun", "number", "said"),
+    [
+        # In the middle of cells: every session has written its log. No line may follow what was said for minutes.
+        (["demo"], "sk-*/run/logs/session-*", 3, b"They run, "),
+        (["bench", "interactive"], "sk-*/run/s/*", 1, b""),
+    ],
+)
+def test_ctrl_c_leaves_nothing_behind(
+    scratch: Path, arguments: list[str], begun: str, number: int, said: bytes
+) -> None:
+    """Interrupted in the middle, the demo or a benchmark ends its processes and removes its files."""
     environment = os.environ | {"TMPDIR": str(scratch)}
-    demo = subprocess.Popen([*COMMAND, "demo"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    command = subprocess.Popen(
+        [*COMMAND, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     try:
-        # In the middle of cells: every session has written its log.
-        wait_until(lambda: len(list(scratch.glob("sk-*/run/logs/session-*"))) >= 3, "the sessions", 90)
+        wait_until(lambda: len(list(scratch.glob(begun))) >= number, "the sessions", 90)
         (directory,) = scratch.glob("sk-*")
-        demo.send_signal(signal.SIGINT)
-        output, _ = demo.communicate(timeout=60)
-        assert demo.returncode == 130, output.decode()
-        assert b"They run, " in output  # said at once, for no line may follow for minutes
+        command.send_signal(signal.SIGINT)
+        output, _ = command.communicate(timeout=60)
+        assert command.returncode == 130, output.decode()
+        assert said in output
         assert b"Traceback" not in output
         assert b"destroyed" not in output
         assert list(scratch.iterdir()) == []
         wait_until(lambda: not processes_of(directory), "the end of the stack")
     finally:
-        demo.kill()
-        demo.wait()
+        command.kill()
+        command.wait()
 
 
 def sample(ada: float, grace: float, *, state: str = "running", share: float = 1.0) -> StatusDocument:

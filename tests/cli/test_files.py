@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from sharedkernel.client.gateway.files import PART_SUFFIX
+from tests.cli.support import COMMAND
+from tests.command import run_here
 from tests.executor.isolation import ADA
 from tests.files import FileStack
 from tests.gateway.client import PATIENCE
@@ -32,16 +34,20 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FileStack]:
         yield found
 
 
-def command(stack: FileStack, *line: str) -> tuple[list[str], dict[str, str]]:
-    return [sys.executable, "-m", "sharedkernel", "files", *line], {**os.environ, **stack.client_environment(ADA)}
+def start(stack: FileStack, folder: Path, *line: str) -> subprocess.Popen[bytes]:
+    """Start the command in *folder*."""
+    return subprocess.Popen(
+        [*COMMAND, "files", *line],
+        env=os.environ | stack.client_environment(ADA),
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def run(stack: FileStack, folder: Path, *line: str, code: int = 0, word: str = "") -> str:
     """Run the command in *folder*; it ends with *code*, and says *word* if it fails."""
-    words, environment = command(stack, *line)
-    done = subprocess.run(
-        words, env=environment, cwd=folder, input="", capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    with contextlib.chdir(folder):
+        done = run_here("files", *line, **stack.client_environment(ADA))
     assert (done.returncode, word in done.stderr) == (code, True), done
     assert "Traceback" not in done.stderr
     return done.stdout
@@ -91,8 +97,7 @@ def test_what_was_cut_goes_on(stack: FileStack, tmp_path: Path) -> None:
         (("put", "large"), stack.home() / name),
         (("get", "large", "back"), tmp_path / f".back{PART_SUFFIX}"),
     ):
-        words, environment = command(stack, *line)
-        process = subprocess.Popen(words, env=environment, cwd=tmp_path)
+        process = start(stack, tmp_path, *line)
         wait_for(lambda part=part: part.exists() and part.stat().st_size > _MIB)
         process.kill()
         process.wait()
@@ -126,9 +131,8 @@ def test_one_download_of_a_file_at_a_time(stack: FileStack, tmp_path: Path) -> N
     """Two would write to one file, also once that has been found right and put in its place."""
     content = os.urandom(96 * _MIB)
     stack.home().joinpath("twice").write_bytes(content)
-    words, environment = command(stack, "get", "twice")
     part = tmp_path / f".twice{PART_SUFFIX}"
-    with subprocess.Popen(words, env=environment, cwd=tmp_path) as first:
+    with start(stack, tmp_path, "get", "twice") as first:
         wait_for(lambda: part.exists() and part.stat().st_size > _MIB)
         first.send_signal(signal.SIGSTOP)
         try:
@@ -182,8 +186,7 @@ def test_memory_is_bounded(stack: FileStack, tmp_path: Path) -> None:
     assert len(pids) == 2
     before, most = [resident(pid) for pid in pids], [0, 0]
     for line in (("put", "huge"), ("get", "huge", "back")):
-        words, environment = command(stack, *line)
-        process = subprocess.Popen(words, env=environment, cwd=tmp_path)
+        process = start(stack, tmp_path, *line)
         while process.poll() is None:
             most = [max(pair) for pair in zip(most, map(resident, pids), strict=True)]
             time.sleep(0.02)
@@ -196,8 +199,7 @@ def test_a_server_that_hangs_is_given_up_by_its_client(stack: FileStack, tmp_pat
     run(stack, tmp_path, "ls")
     (server,) = stack.servers()
     server.send_signal(signal.SIGSTOP)
-    words, environment = command(stack, "ls")
-    process = subprocess.Popen(words, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    process = start(stack, tmp_path, "ls")
     try:
         assert stack.status().users is not None
         assert process.poll() is None

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,9 @@ import pytest
 from sharedkernel.local_stack import free_port
 from sharedkernel.services import RunningProcess
 from sharedkernel.system.lock_file import EXECUTOR_LOCK, GATEWAY_LOCK
+from tests.asking import ask
 from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until
+from tests.command import run_apart
 from tests.gateway.client import Client
 
 DEVICES = ("host", "host:1")
@@ -36,10 +37,7 @@ class Host:
         self.log = directory / "log"
         self.port = free_port()
         tokens = directory / "tokens.json"
-        added = subprocess.run(
-            [*COMMAND, "token", "add", "ann", "--tokens-file", str(tokens)],
-            check=True, capture_output=True, text=True, timeout=PATIENCE,
-        )  # fmt: skip
+        added = run_apart("token", "add", "ann", "--tokens-file", str(tokens))
         self.client = Client(f"http://127.0.0.1:{self.port}", added.stdout.split()[-1])
         self.config = directory / "config.py"
         self.config.write_text(
@@ -47,24 +45,27 @@ class Host:
         )
         self.process: subprocess.Popen[bytes]
 
-    def command(self, *, devices: str = ",".join(DEVICES), options: str = EXECUTOR_OPTIONS) -> list[str]:
+    def arguments(self, *, devices: str = ",".join(DEVICES), options: str = EXECUTOR_OPTIONS) -> list[str]:
         return [
-            *COMMAND, "host", "--runtime-dir", str(self.runtime), "--devices", devices, f"--executor-options={options}",
+            "host", "--runtime-dir", str(self.runtime), "--devices", devices, f"--executor-options={options}",
             "--", "--config", str(self.config), "--port", str(self.port),
         ]  # fmt: skip
+
+    def run(self, **options: str) -> subprocess.CompletedProcess[str]:
+        """Run another one, or this one, to an end that comes by itself."""
+        return run_apart(*self.arguments(**options), timeout=2 * PATIENCE)
 
     def start(self) -> None:
         """Start it, and return once the gateway sees both devices."""
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command(), stdout=log, stderr=log)
+            self.process = subprocess.Popen([*COMMAND, *self.arguments()], stdout=log, stderr=log)
         wait_until(self.is_ready, "the gateway serves both devices")
 
     def is_ready(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
         try:
-            with urllib.request.urlopen(f"{self.client.url}/readyz", timeout=PATIENCE) as answer:
-                return answer.status == 200 and all(self.pids())
-        except OSError:  # HTTP errors, too
+            return ask(f"{self.client.url}/readyz", None).status == 200 and all(self.pids())
+        except OSError:
             return False
 
     def pids(self) -> list[int]:
@@ -75,7 +76,7 @@ class Host:
             found.append(process.pid if process else 0)
         return found
 
-    def run(self, kernel: str, code: str) -> str:
+    def run_cell(self, kernel: str, code: str) -> str:
         """Run a cell, and return what it printed."""
 
         async def run() -> str:
@@ -118,16 +119,16 @@ def test_services_come_back_and_notebooks_notice_nothing(host: Host) -> None:
     """Executors and gateway are killed and started again, the host is killed and started anew; the session goes on."""
     host.start()
     kernel = asyncio.run(host.client.start())
-    pid = host.run(kernel, "import os, torch\nx = torch.tensor(41)\nprint(os.getpid())")
+    pid = host.run_cell(kernel, "import os, torch\nx = torch.tensor(41)\nprint(os.getpid())")
 
     before = host.pids()
     for process in before:
         os.kill(process, signal.SIGKILL)
     wait_until(lambda: not set(host.pids()) & {0, *before}, "all three run again")
     wait_until(host.is_ready, "the gateway serves both devices again")
-    assert host.run(kernel, "print(os.getpid(), int(x + 1))") == f"{pid} 42"
+    assert host.run_cell(kernel, "print(os.getpid(), int(x + 1))") == f"{pid} 42"
 
-    second = subprocess.run(host.command(), capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+    second = host.run()
     assert second.returncode == 1
     assert f"another `sharedkernel host` (process {host.process.pid}) serves {host.runtime}" in second.stderr
 
@@ -139,7 +140,7 @@ def test_services_come_back_and_notebooks_notice_nothing(host: Host) -> None:
     adopted = re.compile(r"runs already \(process (\d+)\): adopted")
     wait_until(lambda: len(adopted.findall(host.log.read_text())) == len(before), "all three are adopted")
     assert host.pids() == before
-    assert host.run(kernel, "print(os.getpid(), int(x + 1))") == f"{pid} 42"
+    assert host.run_cell(kernel, "print(os.getpid(), int(x + 1))") == f"{pid} 42"
 
     assert host.end() == 0
     wait_until(lambda: not processes_of(host.runtime), "nothing is left")
@@ -152,7 +153,7 @@ def test_a_gateway_that_cannot_start_ends_the_host_and_what_it_started(host: Hos
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", host.port))
         taken.listen()
-        ended = subprocess.run(host.command(), capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+        ended = host.run(devices="host")
     assert ended.returncode == 1, ended.stderr
     assert re.search(r"^sharedkernel: the gateway ended at its start \(exit code \d+\)", ended.stderr, re.MULTILINE)
     assert str(host.port) in ended.stderr
@@ -171,10 +172,7 @@ def test_what_cannot_be_served_is_one_sentence(
     host: Host, devices: str, options: str, status: int, sentence: str
 ) -> None:
     """And nothing runs afterwards."""
-    ended = subprocess.run(
-        host.command(devices=devices, options=options),
-        capture_output=True, text=True, timeout=2 * PATIENCE, check=False,
-    )  # fmt: skip
+    ended = host.run(devices=devices, options=options)
     assert ended.returncode == status, ended.stderr
     assert sentence in ended.stderr
     wait_until(lambda: not processes_of(host.runtime), "nothing is left")

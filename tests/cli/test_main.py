@@ -12,18 +12,13 @@ import pytest
 from sharedkernel._version import __version__
 from sharedkernel.cli.main import COMMANDS
 from sharedkernel.distribution import install_hint
-from tests.command import run_here
-
-
-def sharedkernel(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a command line to its end."""
-    command = [sys.executable, "-m", "sharedkernel", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload]
+from tests.cli.support import COMMAND
+from tests.command import run_apart, run_here
 
 
 def test_the_version_is_the_packages() -> None:
     """``--version`` prints it and succeeds."""
-    done = sharedkernel("--version")
+    done = run_apart("--version")
     assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
 
 
@@ -32,16 +27,14 @@ def test_a_reader_who_goes_away_is_told_nothing(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
-        command = [sys.executable, "-m", "sharedkernel", "simulate", "class", "--students", "2", "--device", "24GiB"]
-        done = subprocess.run(
-            command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60, check=False, cwd=tmp_path
-        )
+        command = [*COMMAND, "simulate", "class", "--students", "2", "--device", "24GiB"]
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["lab", "--help"], ["status", "--help"], ["top", "-h"]],
+    [["--help"], ["lab", "--help"], ["status", "--help"], ["top", "-h"], ["install", "--help"]],
 )
 def test_help_shows_an_example(arguments: list[str]) -> None:
     """Every command explains itself with an example."""
@@ -53,13 +46,6 @@ def test_help_shows_an_example(arguments: list[str]) -> None:
         assert all(f"\n{name}\n" in done.stdout for name in COMMANDS)
 
 
-def test_commands_start_without_a_grammar_that_nobody_needs() -> None:
-    """It takes two seconds to import, and would be most of a gateway's start."""
-    done = sharedkernel("gateway", "--help", env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
-    assert "jsonschema" in done.stderr
-    assert "rfc3987_syntax.syntax_helpers" not in done.stderr
-
-
 def test_no_command_shows_the_help() -> None:
     """The bare command is wrong use, answered with the help."""
     done = run_here()
@@ -68,43 +54,25 @@ def test_no_command_shows_the_help() -> None:
 
 @pytest.mark.parametrize("command", ["gateway", "executor"])
 def test_help_says_a_default_once_and_as_it_is(command: str) -> None:
-    """Not that of the class that an option came from, nor that there is none."""
-    text = sharedkernel(command, "--help").stdout
+    """Not that of the class that an option came from, nor that there is none.
+
+    And without a grammar that nobody needs: it takes two seconds to import, and would be most of a gateway's start.
+    """
+    done = run_apart(command, "--help", PYTHONPROFILEIMPORTTIME="1")
+    text = done.stdout
     assert not any(f"Default: {nothing}" in text for nothing in ("''", "0\n", "<", "{}"))
     options = text.split("\n--")[1:]
     assert all(option.count("Default: ") <= 1 for option in options)
     if command == "gateway":
+        assert "jsonschema" in done.stderr
+        assert "rfc3987_syntax.syntax_helpers" not in done.stderr
         assert any(option.startswith("port") and "Default: 8585" in option for option in options)
         assert any(option.startswith("runtime-dir") and "$XDG_RUNTIME_DIR" in option for option in options)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["frobnicate"], "there is no command 'frobnicate'; the commands are demo, lab"),
-        (["--frobnicate=1"], "there is no option --frobnicate"),
-        (["lab", "--no-browser"], "goes behind `--`, as in `sharedkernel lab -- --no-browser`."),
-        (["lab", "--capacity", "1GiB", "--port", "90", "--", "x"], "as in `sharedkernel lab -- --port 90`."),
-        (["status", "--gatway-url", "x"], "unrecognized arguments: --gatway-url; see `sharedkernel status --help`"),
-        (["status", "--token"], ": expected one argument; see `sharedkernel status --help`"),
-        (["gateway", "--port", "99999"], "should not be greater than 65535"),
-        (["executor", "--capacity", "8"], "a capacity of 8 B is too little for any notebook"),
-        (["status", "extra"], "'extra' is not understood; see `sharedkernel status --help`"),
-        (["demo", "--capacity", "8-Gb"], "'8-Gb' is not an amount of memory"),
-    ],
-)
-def test_wrong_use_is_one_sentence_and_2(arguments: list[str], sentence: str) -> None:
-    """What cannot be understood is said in one line, without a traceback."""
-    done = run_here(*arguments)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
-
-
 def test_a_directory_that_is_not_to_be_had_is_one_sentence_and_1() -> None:
     """Jupyter makes it while it still reads the line, and its error is none of ours."""
-    done = sharedkernel("gateway", "--runtime-dir", "/dev/null/run", "--check-config")
+    done = run_apart("gateway", "--runtime-dir", "/dev/null/run", "--check-config")
     sentence = "/dev/null/run cannot be used (Not a directory); name another, or have its owner make it."
     assert (done.returncode, done.stderr) == (1, f"sharedkernel: {sentence}\n")
 
@@ -126,7 +94,7 @@ def test_what_is_no_directory_is_one_sentence_and_1(
         (tmp_path / name).touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    done = sharedkernel(*(argument.format(tmp_path / place) for argument in arguments))
+    done = run_apart(*(argument.format(tmp_path / place) for argument in arguments))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"sharedkernel: {sentence.format(tmp_path / place)}")
     assert "Traceback" not in done.stderr
@@ -151,8 +119,7 @@ def run_where(tmp_path: Path, customization: str, *arguments: str) -> subprocess
     """Run a command line in a Python that *customization* made different."""
     (tmp_path / "usercustomize.py").write_text("")
     (tmp_path / "sitecustomize.py").write_text(customization)
-    path = f"{tmp_path}:{Path(__file__).parents[2]}"
-    return sharedkernel(*arguments, env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"})
+    return run_apart(*arguments, PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2]}")
 
 
 def test_a_missing_extra_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -26,17 +25,9 @@ _SERVE = """if True:
 @pytest.mark.heavy
 def test_a_port_is_listed_and_forwarded_until_ctrl_c(stack: LocalStack) -> None:
     """At another number where its own is taken, as on this machine, which is the host; or at the one that is named."""
-
-    async def scenario() -> None:
-        async with shared_kernel(stack, "hedy", "board.ipynb") as client:
-            shown: list[str] = []
-            await client.execute_interactive(
-                _SERVE, timeout=60, output_hook=lambda message: shown.append(message["content"].get("text", ""))
-            )
-            port = int("".join(shown))
-            await asyncio.to_thread(forward, port)
-
-    def forward(port: int) -> None:
+    assert run(stack, "hedy", "ports").stdout == "None of your programs listens on a port of the host.\n"
+    with shared_kernel(stack, "hedy", "board.ipynb") as notebook:
+        port = int(notebook.run(_SERVE).text())
         assert run(stack, "hedy", "ports").stdout.splitlines()[-1].split() == [str(port), "notebook", "board.ipynb"]
         (entry,) = json.loads(run(stack, "hedy", "ports", "--json").stdout)["ports"]
         assert (entry["port"], entry["program"]) == (port, "notebook")
@@ -57,21 +48,10 @@ def test_a_port_is_listed_and_forwarded_until_ctrl_c(stack: LocalStack) -> None:
                 assert process.wait(60) == 0
                 assert process.stdout.read().strip() == ""
 
-    assert run(stack, "hedy", "ports").stdout == "None of your programs listens on a port of the host.\n"
-    asyncio.run(scenario())
-
 
 @pytest.mark.heavy
 def test_what_cannot_be_forwarded_is_said_in_a_sentence(stack: LocalStack) -> None:
-    """Words that are no ports, a local port that is taken, and a gateway that is away."""
-    for arguments, said in (
-        (["tensorboard"], "'tensorboard' is no port"),
-        (["0"], "'0' is no port"),
-        (["6006", "7860", "--local-port", "9000"], "--local-port goes with one port"),
-    ):
-        refused = run(stack, "hedy", "ports", *arguments)
-        assert (refused.returncode, refused.stdout) == (2, "")
-        assert said in refused.stderr
+    """Where a local port is taken, and where a gateway is away."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = run(stack, "hedy", "ports", "6006", "--local-port", str(taken.getsockname()[1]))
         assert refused.returncode == 1

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.units import format_bytes
 from tests.cli.support import run
-from tests.command import run_here
+
+pytestmark = pytest.mark.usefixtures("as_before")
 
 OTHERS = "no token, session or limit of 'ada' is known here, or you are no admin, who alone sees others'."
-WHICH = "by their ids, or all of one user by --user NAME."
 
 
 def cells(output: str) -> list[list[str]]:
     """Return the words of each line."""
     return [line.split() for line in output.splitlines()]
-
-
-@pytest.fixture(autouse=True)
-def as_configured(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Leave the quotas and the policy as they were."""
-    yield
-    if "stack" in request.fixturenames:
-        stack = request.getfixturevalue("stack")
-        run(stack, "ada", "quota", "--reset", status=0)
-        run(stack, "ada", "policy", "fair", status=0)
 
 
 def test_an_admin_changes_a_quota_and_takes_it_back(stack: LocalStack) -> None:
@@ -104,25 +93,3 @@ def test_an_admin_changes_the_policy(stack: LocalStack) -> None:
     done = run(stack, "ada", "policy", "srtf")
     assert done.stdout.splitlines()[0].endswith(": srtf")
     assert json.loads(run(stack, "hedy", "policy", "--json").stdout)["policy"] == "srtf"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["quota", "ada", "bob"], "'bob' is not understood; name one user."),
-        (["quota", "--memory", "8GiB"], "whose limits? Name a user, --group NAME or --default."),
-        (["quota", "ada", "--default", "--share", "2"], "a user, --group and --default do not go together; say which."),
-        (["quota", "ada", "--memory", ""], "--memory has no value; see `sharedkernel quota --help`."),
-        (["quota", "ada", "--reset", "--share", "2"], "--reset goes with a user, with --group or alone."),
-        (["quota", "--group", "", "--reset"], "--group has no value; see `sharedkernel quota --help`."),
-        (["quota", "", "--reset"], "an argument is empty; see `sharedkernel quota --help`."),
-        (["policy", "fair", "fifo"], "'fifo' is not understood; name one policy."),
-        (["offload", "x", "--user", "ada"], f"name the sessions to offload {WHICH}"),
-        (["stop", ""], "an argument is empty; see `sharedkernel stop --help`."),
-        (["stop", "--user", ""], "--user names nobody; see `sharedkernel stop --help`."),
-    ],
-)  # fmt: skip
-def test_wrong_use_is_one_sentence_and_2(arguments: list[str], sentence: str) -> None:
-    """No gateway is asked."""
-    done = run_here(*arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"sharedkernel: {sentence}\n")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
 
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import run, shared_kernel
-from tests.command import run_here
 from tests.status.documents import to_json
 
 #: a name that a terminal would obey
@@ -26,12 +24,8 @@ def run_shelf(stack: LocalStack, user: str, *arguments: str) -> tuple[int, str, 
 
 def shelve(stack: LocalStack, user: str, code: str) -> None:
     """Run *code* in a notebook of *user*, and shut it down."""
-
-    async def scenario() -> None:
-        async with shared_kernel(stack, user) as client:
-            assert (await client.execute_interactive(code, timeout=60))["content"]["status"] == "ok"
-
-    asyncio.run(scenario())
+    with shared_kernel(stack, user) as notebook:
+        assert notebook.run(code).status == "ok"
 
 
 @pytest.mark.heavy
@@ -69,30 +63,15 @@ def test_shelves_are_listed_and_emptied_by_their_users_and_admins(stack: LocalSt
     assert json.loads(run_shelf(stack, "grace", "--json")[1]) == {"shelves": [], "away": {}}
 
 
-async def test_what_a_notebook_uses_is_said(stack: LocalStack) -> None:
+def test_what_a_notebook_uses_is_said(stack: LocalStack) -> None:
     """It has it until it lets go."""
-    async with shared_kernel(stack, "grace") as client:
-        await client.execute_interactive(f"{SHELVE}; used = shelf['model']; del shelf['loss']", timeout=60)
-        _, said, _ = await asyncio.to_thread(run_shelf, stack, "ada", "--user", "grace", "--remove-all")
+    with shared_kernel(stack, "grace") as notebook:
+        notebook.run(f"{SHELVE}; used = shelf['model']; del shelf['loss']")
+        _, said, _ = run_shelf(stack, "ada", "--user", "grace", "--remove-all")
         assert said.splitlines() == [
             "removed model (1.0 MiB) from the shelf of grace",
             "1.0 MiB of it are charged until notebooks that use it let go",
         ]
-        listed = (await asyncio.to_thread(run_shelf, stack, "grace"))[1].splitlines()
+        listed = run_shelf(stack, "grace")[1].splitlines()
         assert listed[0] == "Nothing is on the shelf."
         assert listed[1].endswith(", of which 1.0 MiB were taken off and are still in use")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--remove", "x", "--remove-all"], "--remove and --remove-all do not go together; say which."),
-        (["--user", "", "--remove-all"], "--user names nothing; see `sharedkernel shelf --help`."),
-        (["--device", "host"], "--device goes with --remove or --remove-all."),
-        (["ada"], "'ada' is not understood; see `sharedkernel shelf --help`."),
-    ],
-)
-def test_wrong_use_is_one_sentence_and_2(arguments: list[str], sentence: str) -> None:
-    """Nothing is taken off: no gateway is asked."""
-    done = run_here("shelf", *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"sharedkernel: {sentence}\n")

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from sharedkernel.local_stack import LocalStack
-from tests.cli.support import COMMAND, run, shared_kernel, wait_until
-from tests.status.documents import to_json
+from tests.cli.support import entries, run, shared_kernel, wait_until
+from tests.command import run_apart
 
 
 def is_idle(stack: LocalStack, user: str) -> bool:
     """Whether the only session of *user* runs nothing."""
-    return [entry["state"] for entry in to_json(stack.status())["sessions"] if entry["user"] == user] == ["idle"]
+    return [entry["state"] for entry in entries(stack, user)] == ["idle"]
 
 
 @pytest.mark.heavy
 def test_status_shows_sessions_as_their_user_may_see_them(stack: LocalStack) -> None:
     """Ada reads her notebook's name; Grace sees Ada's session without it; --json is the document itself."""
-
-    async def look() -> tuple[str, ...]:
-        async with shared_kernel(stack, "hedy", "secret plan.ipynb") as client:
-            await client.execute_interactive("import torch; kept = torch.ones(1 << 20)", timeout=60)
-            # The executor hears of the cell's end on another way than the client.
-            wait_until(lambda: is_idle(stack, "hedy"), "the cell's end")
-            return tuple(
-                run(stack, *line).stdout
-                for line in (("hedy", "status"), ("grace", "status"), ("grace", "status", "--json"))
-            )
-
-    own, other, document = asyncio.run(look())
+    with shared_kernel(stack, "hedy", "secret plan.ipynb") as notebook:
+        notebook.run("import torch; kept = torch.ones(1 << 20)")
+        # The executor hears of the cell's end on another way than the client.
+        wait_until(lambda: is_idle(stack, "hedy"), "the cell's end")
+        lines = ("hedy", "status"), ("grace", "status"), ("grace", "status", "--json")
+        own, other, document = (run(stack, *line).stdout for line in lines)
     assert "secret plan" in own
     assert "idle" in own
     assert "secret" not in other
@@ -62,11 +53,8 @@ def test_what_cannot_be_asked_is_one_sentence(stack: LocalStack, environment: di
 @pytest.mark.parametrize(("given", "has_hint"), [((), True), (("--gateway-url", "x", "--token", "y"), False)])
 def test_who_installed_nothing_is_told_of_both_ways(tmp_path: Path, given: tuple[str, ...], has_hint: bool) -> None:
     """To install, or to type it where `sharedkernel lab` makes the gateway known; but not where that is no matter."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("SHAREDKERNEL_")}
-    variables |= {"JUPYTER_CONFIG_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [*COMMAND, "status", *given], capture_output=True, text=True, timeout=60, env=variables, check=False
-    )
+    places = {"SHAREDKERNEL_GATEWAY_URL": "", "SHAREDKERNEL_TOKEN": "", "JUPYTER_CONFIG_DIR": str(tmp_path)}
+    done = run_apart("status", *given, **places)
     assert done.returncode == 1
     assert ("knows no gateway yet; run `sharedkernel install" in done.stderr) == has_hint
     assert ("Beside `sharedkernel lab` it works in a terminal of that JupyterLab" in done.stderr) == has_hint

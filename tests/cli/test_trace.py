@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -26,21 +23,13 @@ from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.events import to_dict
 from sharedkernel.scheduling.spans import Activity, Span
 from sharedkernel.status.document import StatusDocument
-from tests.cli.support import COMMAND, shared_kernel, wait_until
+from tests.cli.support import run, shared_kernel, wait_until
 from tests.command import run_here
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Device, endless
 from tests.status.documents import document
 
 Event = dict[str, Any]
-
-
-def run_trace(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``sharedkernel trace``."""
-    return subprocess.run(
-        [*COMMAND, "trace", *arguments], capture_output=True, text=True, timeout=60, env=os.environ | environment,
-        check=False,
-    )  # fmt: skip
 
 
 def check_structure(trace: dict[str, Any]) -> dict[str, list[Event]]:
@@ -261,7 +250,7 @@ def test_several_devices_are_apart(tmp_path: Path) -> None:
     write_log(tmp_path, contended_desk(1.0))
     write_log(tmp_path / "cuda-1", contended_desk(1.0))
     out = tmp_path / "trace.json"
-    done = run_trace("--out", str(out), "--runtime-dir", str(tmp_path))
+    done = run_here("trace", "--out", str(out), "--runtime-dir", str(tmp_path))
     assert "with 2 devices, 2 sessions and 4 lanes" in done.stdout
     trace = json.loads(out.read_text())
     check_structure(trace)
@@ -270,10 +259,10 @@ def test_several_devices_are_apart(tmp_path: Path) -> None:
         "first device: lanes", "user ada on first device", "user bob on first device",
         "cuda:1: lanes", "user ada on cuda:1", "user bob on cuda:1",
     }  # fmt: skip
-    done = run_trace("--out", str(out), "--runtime-dir", str(tmp_path), "--device", "cuda:1", "--json")
+    done = run_here("trace", "--out", str(out), "--runtime-dir", str(tmp_path), "--device", "cuda:1", "--json")
     assert json.loads(done.stdout)["devices"] == 1
     for target, device, word in ((out, "cuda:7", "cuda-7"), (tmp_path / "none" / "x", "cuda:1", "cannot be written")):
-        done = run_trace("--out", str(target), "--runtime-dir", str(tmp_path), "--device", device)
+        done = run_here("trace", "--out", str(target), "--runtime-dir", str(tmp_path), "--device", device)
         assert (done.returncode, done.stderr.count("\n"), word in done.stderr) == (1, 1, True)
 
 
@@ -350,29 +339,20 @@ while not os.path.exists({flag!r}):
 
 
 @pytest.mark.heavy
-async def test_a_real_executor_is_traced_from_its_record_and_from_the_gateway(
-    stack: LocalStack, tmp_path: Path
-) -> None:
+def test_a_real_executor_is_traced_from_its_record_and_from_the_gateway(stack: LocalStack, tmp_path: Path) -> None:
     """The live trace names the own notebook and no other; the record has the same grants."""
     live, flag = tmp_path / "live.json", tmp_path / "flag"
 
     def both_are_served() -> bool:
         return sum(entry.attained_service_seconds > 0 for entry in stack.status().sessions) == 2
 
-    async with (
-        shared_kernel(stack, "ada", "secret.ipynb") as ada,
-        shared_kernel(stack, "grace", "own.ipynb") as own,
-    ):
-        cells = [
-            asyncio.ensure_future(client.execute_interactive(UNTIL.format(flag=str(flag)), timeout=60))
-            for client in (ada, own)
-        ]
-        await asyncio.to_thread(wait_until, both_are_served, "both use the device")
-        done = await asyncio.to_thread(
-            run_trace, "--out", str(live), "--seconds", "1", "--json", **stack.client_environment("grace")
-        )
+    with shared_kernel(stack, "ada", "secret.ipynb") as ada, shared_kernel(stack, "grace", "own.ipynb") as own:
+        cells = {notebook: notebook.client.execute(UNTIL.format(flag=str(flag))) for notebook in (ada, own)}
+        wait_until(both_are_served, "both use the device")
+        done = run(stack, "grace", "trace", "--out", str(live), "--seconds", "1", "--json")
         flag.touch()
-        await asyncio.gather(*cells)
+        for notebook, cell in cells.items():
+            notebook.wait(cell)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["sessions"] == 2
     tracks = check_structure(json.loads(live.read_text()))
@@ -381,7 +361,7 @@ async def test_a_real_executor_is_traced_from_its_record_and_from_the_gateway(
     out = tmp_path / "record.json"
 
     def is_recorded() -> bool:  # the record is written once a second
-        done = run_trace("--out", str(out), "--runtime-dir", str(stack.runtime_directory))
+        done = run_here("trace", "--out", str(out), "--runtime-dir", str(stack.runtime_directory))
         assert done.returncode == 0, done.stderr
         assert "Open it at https://ui.perfetto.dev" in done.stdout
         runs = {name for name, events in check_structure(json.loads(out.read_text())).items() if "lane" not in name}

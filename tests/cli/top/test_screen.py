@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import psutil
 import pytest
 
 from sharedkernel.local_stack import LocalStack
-from sharedkernel.status.document import StatusDocument
-from tests.cli.support import end_sessions, run, shared_kernel, wait_until
-from tests.cli.test_sessions import entries
+from tests.asking import answering
+from tests.cli.support import entries, run, shared_kernel, wait_until
 from tests.cli.test_status import is_idle
 from tests.cli.top.terminal import TOP, Terminal, terminal
 from tests.status.documents import MIB, document, session, user
-
-
-@contextmanager
-def answering(status: StatusDocument) -> Iterator[dict[str, str]]:
-    """Serve one status document for ever; give the variables by which commands find it."""
-    body = msgspec.json.encode(status)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            url = f"http://127.0.0.1:{server.server_port}"
-            yield {"SHAREDKERNEL_GATEWAY_URL": url, "SHAREDKERNEL_TOKEN": "any"}
-        finally:
-            server.shutdown()
 
 
 def visible(shown: Terminal) -> list[str]:
@@ -69,7 +41,10 @@ def test_each_of_200_sessions_can_be_reached() -> None:
         for i in range(200)
     ]  # fmt: skip
     status = document(sessions=sessions, users=[user(f"u{i:02}") for i in range(50)])
-    with answering(status) as environment, terminal(environment) as shown:
+    with (
+        answering(msgspec.json.encode(status)) as url,
+        terminal({"SHAREDKERNEL_GATEWAY_URL": url, "SHAREDKERNEL_TOKEN": "any"}) as shown,
+    ):
         shown.wait_for("200 sessions · 1 running", "q quit", "u27 · work/nb-077.ipynb · running")
         shown.press("end")
         shown.wait_for("u49 · work/nb-199.ipynb", "nb-149.ipynb")
@@ -106,17 +81,13 @@ def selected(stack: LocalStack, user: str, notebook: str) -> Iterator[Terminal]:
 
 
 @pytest.mark.heavy
+@pytest.mark.usefixtures("as_before")
 def test_a_session_is_offloaded_and_stopped_after_a_question(stack: LocalStack) -> None:
     """N and Escape leave it alone, y does it; only its user and admins may."""
-    assert run(stack, "ada", "quota", "grace", "--linger", "10m").returncode == 0
-
-    async def scenario() -> None:
-        async with shared_kernel(stack, "grace", "train.ipynb") as client, shared_kernel(stack, "hedy", "other.ipynb"):
-            await client.execute_interactive("import torch; kept = torch.ones(1 << 22)", timeout=60)
-            await asyncio.to_thread(wait_until, lambda: is_idle(stack, "grace"), "it is idle")
-            await asyncio.to_thread(act)
-
-    def act() -> None:
+    run(stack, "ada", "quota", "grace", "--linger", "10m", status=0)
+    with shared_kernel(stack, "grace", "train.ipynb") as notebook, shared_kernel(stack, "hedy", "other.ipynb"):
+        notebook.run("import torch; kept = torch.ones(1 << 22)")
+        wait_until(lambda: is_idle(stack, "grace"), "it is idle")
         with selected(stack, "grace", "train") as shown:
             for no in ("n", "escape"):
                 shown.press("x")
@@ -138,13 +109,7 @@ def test_a_session_is_offloaded_and_stopped_after_a_question(stack: LocalStack) 
         with selected(stack, "hedy", "grace") as shown:
             shown.press("x")
             shown.wait_for("only grace or an admin can stop it.")
-        assert run(stack, "ada", "stop", "--user", "grace", "--now").returncode == 0
-
-    try:
-        asyncio.run(scenario())
-    finally:
-        assert run(stack, "ada", "quota", "--reset").returncode == 0
-        end_sessions(stack)
+        run(stack, "ada", "stop", "--user", "grace", "--now", status=0)
 
 
 @pytest.mark.heavy
