@@ -74,21 +74,12 @@ class FakeGateway:
     def _make_routes(self) -> list[Any]:
         gateway = self
 
-        class Me(RequestHandler):
-            def get(self) -> None:
-                self.finish({"identity": {"username": "ada", "admin": True}})
+        class Fixed(RequestHandler):
+            def initialize(self, answer: Any) -> None:
+                self.answer = answer
 
-        class Host(RequestHandler):
             def get(self) -> None:
-                self.finish({"machine": machine_digest()})
-
-        class Quotas(RequestHandler):
-            def get(self) -> None:
-                self.finish({"users": {"ada": {"memory": {"value": "1GiB"}, "share": {"value": 1.0}}}})
-
-        class Policy(RequestHandler):
-            def get(self) -> None:
-                self.finish({"policy": "fair", "devices": {"": "fair"}, "policies": ["fair", "fifo"]})
+                self.finish(self.answer)
 
         class Kernelspecs(RequestHandler):
             def get(self) -> None:
@@ -107,10 +98,14 @@ class FakeGateway:
                 gateway._listeners.discard(self)
 
         api = "/sharedkernel/api"
-        return [
-            ("/api/me", Me), ("/api/kernelspecs", Kernelspecs), (f"{api}/quotas", Quotas), (f"{api}/policy", Policy),
-            (f"{api}/events", Events), (f"{api}/host", Host),
-        ]  # fmt: skip
+        answers = {
+            "/api/me": {"identity": {"username": "ada", "admin": True}},
+            f"{api}/host": {"machine": machine_digest()},
+            f"{api}/quotas": {"users": {"ada": {"memory": {"value": "1GiB"}, "share": {"value": 1.0}}}},
+            f"{api}/policy": {"policy": "fair", "devices": {"": "fair"}, "policies": ["fair", "fifo"]},
+        }
+        fixed = [(path, Fixed, {"answer": answer}) for path, answer in answers.items()]
+        return [*fixed, ("/api/kernelspecs", Kernelspecs), (f"{api}/events", Events)]
 
     async def _serve(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()

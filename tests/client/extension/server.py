@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import websocket
 
 from sharedkernel.local_stack import free_port
 from sharedkernel.services import Service
+from tests.asking import Answer, ask
 
 #: seconds that anything may take, on a busy machine
 PATIENCE = 60.0
@@ -23,14 +21,6 @@ PATIENCE = 60.0
 TOKEN = "only-of-the-own-server"
 
 View = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a server answered."""
-
-    status: int
-    body: Any
 
 
 class JupyterServer:
@@ -88,27 +78,11 @@ class JupyterServer:
 
     def ask(self, method: str, path: str, body: Any = None, *, token: str | None = TOKEN) -> Answer:
         """Ask its API, as a page would."""
-        request = urllib.request.Request(
-            self.url + path,
-            method=method,
-            headers={} if token is None else {"Authorization": f"token {token}"},
-            data=None if body is None else json.dumps(body).encode(),
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as response:
-                return Answer(response.status, _read(response.read()))
-        except urllib.error.HTTPError as error:
-            with error:
-                return Answer(error.code, _read(error.read()))
+        return ask(self.url + path, token, method, body)
 
-    @contextmanager
-    def page(self) -> Iterator[Page]:
+    def page(self) -> AbstractContextManager[Page]:
         """Connect as a page does."""
-        page = Page(self)
-        try:
-            yield page
-        finally:
-            page.close()
+        return closing(Page(self))
 
     def _answers(self) -> bool:
         try:
@@ -143,10 +117,3 @@ class Page:
 def is_connected(view: View) -> bool:
     """Whether figures of now are there."""
     return bool(view["gateway"]["state"] == "connected")
-
-
-def _read(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except ValueError:
-        return body.decode()

@@ -1,91 +1,16 @@
-"""The widgets of a cell that runs, for a page that comes meanwhile."""
+"""What is kept of widgets for a page that comes meanwhile; `tests/browser/test_reload.py` loads one anew."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sharedkernel.client.extension.records import CommRecords
 from sharedkernel.jupyter import wire
-from tests.client.extension.kernel_page import KernelPage, Message
-from tests.client.extension.server import JupyterServer
-from tests.client.extension.test_recorder import CELLS
 
-VIEW = "application/vnd.jupyter.widget-view+json"
-#: three bars that are closed, and one that is open, until a file is there
-BARS = """
-import pathlib, time
-from tqdm.auto import tqdm
-for epoch in tqdm(range(100), desc="epochs", mininterval=0):
-    for step in tqdm(range(2), desc=f"steps of {{epoch}}", leave=False):
-        pass
-    if epoch == 2:
-        print("three closed", flush=True)
-        while not pathlib.Path({enough!r}).exists():
-            time.sleep(0.02)
-        break
-"""
-
-
-def views(server: JupyterServer, kernel: str) -> list[str]:
-    """Return the models that the outputs show which a page would get."""
-    (cell,) = server.ask("GET", CELLS.format(kernel)).body["cells"]
-    shown = [output.get("data", {}).get(VIEW) for output in cell["outputs"]]
-    return [view["model_id"] for view in shown if view]
-
-
-def ask_state(page: KernelPage, comm: str) -> dict[str, Any]:
-    """Ask for a widget's state as a page does that found its comm."""
-    request = page.send("shell", "comm_msg", {"comm_id": comm, "data": {"method": "request_state"}})
-    return dict(page.wait(about(request, "comm_msg"))["content"]["data"]["state"])
-
-
-def about(request: str, kind: str) -> Any:
-    return lambda message: message["about"] == request and message["type"] == kind
-
-
-def test_a_page_that_comes_meanwhile_gets_the_open_widgets(ada: JupyterServer, tmp_path: Path) -> None:
-    """No output shows a bar that is closed; the open one's state comes while the cell runs, however it is asked."""
-    kernel = str(ada.ask("POST", "/api/kernels", {"name": "shared-gpu"}).body["id"])
-    with KernelPage(ada, kernel) as first, KernelPage(ada, kernel) as page:
-        cell = first.execute(BARS.format(enough=str(tmp_path / "enough")))
-        first.wait_for_text("three closed")
-        # The server hears of what was closed on a connection of its own.
-        while len(found_views := views(ada, kernel)) > 1:
-            pass
-        (shown,) = found_views
-
-        asked = page.send("shell", "comm_info_request", {"target_name": "jupyter.widget"})
-        comms = page.wait(about(asked, "comm_info_reply"))["content"]["comms"]
-        assert comms[shown] == {"target_name": "jupyter.widget"}
-        page.wait(lambda message: about(asked, "status")(message) and message["content"]["execution_state"] == "idle")
-        box = ask_state(page, shown)
-        assert box["_model_name"] == "HBoxModel"
-        label, bar, _ = (child.removeprefix("IPY_MODEL_") for child in box["children"])
-        while (state := ask_state(page, bar))["value"] < 2:
-            pass
-        assert state["max"] == 100
-        assert ask_state(page, label)["value"].startswith("epochs:")
-
-        control = {"comm_id": "control", "target_name": "jupyter.widget.control", "data": {}}
-        page.send("shell", "comm_open", control)
-        asked = page.send("shell", "comm_msg", {"comm_id": "control", "data": {"method": "request_states"}})
-        found = page.wait(about(asked, "comm_msg"))["content"]["data"]
-        assert found["states"][shown]["state"] == box
-        assert found["states"][shown]["model_name"] == "HBoxModel"
-        assert found["states"].keys() == comms.keys()
-        assert page.messages[-1]["header"]["session"] == first.messages[-1]["header"]["session"]
-
-        (tmp_path / "enough").touch()
-        first.finish(cell)
-        asked = page.send("shell", "comm_info_request", {"target_name": "jupyter.widget"})
-        assert shown in page.wait(about(asked, "comm_info_reply"))["content"]["comms"]
-
-
-# --- what is kept -----------------------------------------------------------------------------------------------------
+Message = dict[str, Any]
 
 
 def told(kind: str, content: Message, *buffers: bytes, session: str = "kernel") -> list[bytes]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import ssl
 import stat
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -19,8 +17,10 @@ import pytest
 from sharedkernel.client.gateway.credentials import TOKEN_VARIABLE, URL_VARIABLE
 from sharedkernel.client.gateway.server import fingerprint_of
 from sharedkernel.local_stack import LocalStack
+from tests.cli.support import start_session
 from tests.client.extension.fake_gateway import FakeGateway
 from tests.client.extension.server import PATIENCE, TOKEN, JupyterServer, is_connected
+from tests.command import run_apart
 from tests.gateway.test_tls import issue
 
 _ROUTE = "/sharedkernel/api/gateway"
@@ -161,11 +161,9 @@ def _post(
 def test_the_command_removes_what_was_installed(stack: LocalStack, tmp_path: Path) -> None:
     """Kernels of other gateways stay; sessions that go on are named first."""
     places = {f"JUPYTER_{name}_DIR": str(tmp_path / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
-    environment = {**os.environ, **places, URL_VARIABLE: "", TOKEN_VARIABLE: ""}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "sharedkernel", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+        return run_apart(*arguments, **places, **{URL_VARIABLE: "", TOKEN_VARIABLE: ""})
 
     def files() -> set[str]:
         return {path.name for path in tmp_path.rglob("*") if path.is_file() or path.parent.name == "kernels"}
@@ -173,10 +171,7 @@ def test_the_command_removes_what_was_installed(stack: LocalStack, tmp_path: Pat
     token = stack.token("grace")
     for name in ((), ("--name", "shared-gpu-other")):
         assert run("install", "--gateway-url", stack.gateway_url, "--token", token, *name).returncode == 0
-    headers = {"Authorization": f"token {token}", "Content-Type": "application/json"}
-    body = json.dumps({"name": "shared-gpu", "path": "study.ipynb"}).encode()
-    request = urllib.request.Request(f"{stack.gateway_url}/api/kernels", body, headers, method="POST")
-    urllib.request.urlopen(request, timeout=PATIENCE).close()
+    start_session(stack, "grace", path="study.ipynb")
     refused = run("uninstall")
     assert refused.returncode == 1
     assert "you have sessions there" in refused.stderr

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import time
-import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,9 +13,10 @@ import psutil
 import pytest
 
 from sharedkernel.local_stack import LocalStack
+from tests.asking import ask
 from tests.client.extension.conftest import StartServer
 from tests.client.extension.kernel_page import KernelPage
-from tests.client.extension.server import PATIENCE, JupyterServer
+from tests.client.extension.server import JupyterServer
 from tests.client.relay.support import wait_until
 
 
@@ -60,11 +58,8 @@ def model(server: JupyterServer, kernel: str) -> dict[str, Any]:
 
 
 def wait_for_state(server: JupyterServer, kernel: str, state: str) -> dict[str, Any]:
-    deadline = time.monotonic() + PATIENCE
-    while (found := model(server, kernel))["execution_state"] != state:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.02)
-    return found
+    wait_until(lambda: model(server, kernel)["execution_state"] == state)
+    return model(server, kernel)
 
 
 def test_pages_reach_their_session_by_the_relay_alone(stack: LocalStack, ada: JupyterServer) -> None:
@@ -74,10 +69,8 @@ def test_pages_reach_their_session_by_the_relay_alone(stack: LocalStack, ada: Ju
         assert page.run("x = 6; print(x)") == "6\n"
         assert other.run("print(7 * x)") == "42\n"
         assert page.run("1 / 0").endswith("ZeroDivisionError: division by zero")
-        request = urllib.request.Request(f"{stack.gateway_url}/api/kernels")
-        request.add_header("Authorization", f"token {stack.token('ada')}")
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            assert [session["connections"] for session in json.load(answer)] == [1]
+        listed = ask(f"{stack.gateway_url}/api/kernels", stack.token("ada")).body
+        assert [session["connections"] for session in listed] == [1]
 
 
 def test_a_cell_can_ask_its_user(ada: JupyterServer) -> None:
@@ -107,9 +100,7 @@ def test_the_server_knows_what_the_kernel_does(ada: JupyterServer) -> None:
         page.send("stdin", "input_reply", {"value": ""}, question["header"])
         page.finish(cell)
         assert wait_for_state(ada, kernel, "idle")["last_activity"] > before["last_activity"]
-    deadline = time.monotonic() + PATIENCE
-    while model(ada, kernel)["connections"]:
-        assert time.monotonic() < deadline
+    wait_until(lambda: not model(ada, kernel)["connections"])
 
 
 WAIT = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.01)\n"
@@ -118,10 +109,7 @@ WAIT = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.01)\n"
 def lose(server: JupyterServer, kernel: str, page: KernelPage, *, left: int) -> None:
     """Have *page* vanish; return once the server has noticed, and has *left* others."""
     page.lose()
-    deadline = time.monotonic() + PATIENCE
-    while model(server, kernel)["connections"] != left:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: model(server, kernel)["connections"] == left)
 
 
 def test_a_page_that_comes_back_misses_nothing(ada: JupyterServer, tmp_path: Path) -> None:
@@ -171,8 +159,9 @@ _FILES = ("printed", "enough", "pause", "paused")
 
 @pytest.fixture(scope="module")
 def steady(start_server: StartServer) -> JupyterServer:
-    """Start a server of ada's that starts a relay again where it was, however young it is."""
-    return start_server("ada", "--AsyncIOLoopKernelRestarter.random_ports_until_alive=False")
+    """Start a server of ada's that starts a relay again soon, and where it was, however young it is."""
+    options = "random_ports_until_alive=False", "time_to_dead=0.2"
+    return start_server("ada", *(f"--AsyncIOLoopKernelRestarter.{option}" for option in options))
 
 
 @pytest.mark.heavy

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.ioloop.manager import AsyncIOLoopKernelManager
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_events import EventLogger
@@ -16,27 +15,17 @@ from jupyter_server import DEFAULT_EVENTS_SCHEMA_PATH
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
 from sharedkernel.client.extension.recorder import KERNEL_ACTIONS, Recorder
+from tests.client.extension.kernel_page import KernelPage
 from tests.client.extension.server import JupyterServer
 
 CELLS = "/sharedkernel/api/kernels/{}/cells"
 
 
-def connect(server: JupyterServer, kernel: str) -> BlockingKernelClient:
-    client = BlockingKernelClient(connection_file=str(server.runtime / f"kernel-{kernel}.json"))
-    client.load_connection_file()
-    client.start_channels(hb=False)  # a heartbeat that is late on a busy machine is no death
-    client.wait_for_ready(timeout=60)
-    return client
-
-
 def run(server: JupyterServer, name: str, code: str) -> list[dict[str, Any]]:
     """Run *code* in a new kernel, and return what is kept of it."""
     kernel = server.ask("POST", "/api/kernels", {"name": name}).body["id"]
-    client = connect(server, kernel)
-    try:
-        client.execute_interactive(code, timeout=60, output_hook=lambda message: None)
-    finally:
-        client.stop_channels()
+    with KernelPage(server, kernel) as page:
+        page.run(code)
     answer = server.ask("GET", CELLS.format(kernel)).body
     while any(cell["open"] for cell in answer["cells"]):  # the server hears of its end on a connection of its own
         answer = server.ask("GET", CELLS.format(kernel)).body

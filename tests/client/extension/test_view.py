@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import urllib.request
 from pathlib import Path
 
 import pytest
 from websocket import WebSocketBadStatusException
 
 from sharedkernel.local_stack import LocalStack
+from tests.cli.support import start_session
 from tests.client.extension.conftest import StartServer
-from tests.client.extension.server import PATIENCE, JupyterServer, Page, is_connected
+from tests.client.extension.server import JupyterServer, Page, is_connected
 from tests.status.documents import to_json
 
 
@@ -68,17 +67,6 @@ def test_a_sites_rules_on_who_may_what_hold_for_the_view(
         Page(server)
 
 
-def start_at_gateway(stack: LocalStack, user: str, key: str) -> str:
-    """Start a session without a server of one's own, and return its id."""
-    request = urllib.request.Request(
-        f"{stack.gateway_url}/api/kernels",
-        data=json.dumps({"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": key}}).encode(),
-        headers={"Authorization": f"token {stack.token(user)}"},
-    )
-    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-        return str(json.load(answer)["id"])
-
-
 @pytest.mark.heavy
 def test_it_works_with_the_gateway_option(stack: LocalStack, start_server: StartServer) -> None:
     """There a kernel has its session's id, which nobody can take by naming their own so."""
@@ -88,7 +76,7 @@ def test_it_works_with_the_gateway_option(stack: LocalStack, start_server: Start
         kernel = server.ask("POST", "/api/kernels", {"name": "shared-gpu"}).body["id"]
         assert page.wait(lambda view: view["kernels"])["kernels"] == {kernel: kernel}
         # anybody can choose the key of their session
-        taken = start_at_gateway(stack, "grace", kernel)
+        taken = start_session(stack, "grace", env={"KERNEL_CLIENT_KEY": kernel})
         view = page.wait(lambda view: taken in {each["id"] for each in view["status"]["sessions"]})
         assert view["kernels"] == {kernel: kernel}
     assert server.ask("DELETE", f"/sharedkernel/api/sessions/{kernel}").status == 204

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import pytest
 
@@ -15,6 +13,7 @@ from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreacha
 from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import ProtocolError
 from sharedkernel.local_stack import free_port
+from tests.asking import answering
 
 
 async def test_a_gateway_that_is_slow_is_told_from_one_that_is_not_there() -> None:
@@ -49,21 +48,8 @@ async def test_a_gateway_that_is_slow_is_told_from_one_that_is_not_there() -> No
 )
 def test_a_server_that_is_no_gateway_is_called_so(body: bytes | None, sentence: str) -> None:
     """Whatever it answers."""
-
-    class Stranger(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(404 if body is None else 200)
-            self.end_headers()
-            self.wfile.write(body or b"")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
-        credentials = Credentials(url=f"http://127.0.0.1:{server.server_port}", token="a-token")
-        Thread(target=server.serve_forever).start()
-        try:
-            with pytest.raises((GatewayRefused, ProtocolError), match=re.escape(sentence)):
-                fetch_status(credentials)
-        finally:
-            server.shutdown()
+    with (
+        answering(body or b"", 404 if body is None else 200) as url,
+        pytest.raises((GatewayRefused, ProtocolError), match=re.escape(sentence)),
+    ):
+        fetch_status(Credentials(url=url, token="a-token"))

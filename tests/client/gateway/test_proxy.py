@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import ssl
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,8 @@ from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.local_stack import free_port
 from tests.client.extension.server import JupyterServer, is_connected
 from tests.client.gateway.connect_proxy import ConnectProxy
-from tests.client.relay.support import TIMEOUT, Notebook
+from tests.client.relay.support import Notebook
+from tests.command import run_apart
 from tests.warm_stack import WarmStack
 
 #: no name server knows it
@@ -37,13 +36,13 @@ def _no_other_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.lower(), raising=False)
 
 
-def refusal(url: str = f"http://{HOST}:8585") -> str:
+def refusal(url: str = f"http://{HOST}:8585", *, seconds: float = 2.0) -> str:
     """Return why there is neither a status nor a websocket from the gateway at *url*."""
     credentials = Credentials(url=url, token="a-token")
     with pytest.raises((GatewayUnreachable, GatewayRefused)) as refused:
-        fetch_status(credentials, timeout=2.0)
+        fetch_status(credentials, timeout=seconds)
     with pytest.raises((GatewayUnreachable, GatewayRefused)) as not_opened:
-        asyncio.run(Gateway(credentials, timeouts=Timeouts(connect=2.0)).open("a-kernel", "a-name"))
+        asyncio.run(Gateway(credentials, timeouts=Timeouts(connect=seconds)).open("a-kernel", "a-name"))
     assert str(not_opened.value) == str(refused.value)
     return str(refused.value)
 
@@ -90,13 +89,13 @@ def test_a_proxy_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monk
         silent: list[asyncio.StreamWriter] = []
         server = await asyncio.start_server(lambda reader, writer: silent.append(writer), "127.0.0.1", 0)
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        sentence = await asyncio.to_thread(refusal)
+        sentence = await asyncio.to_thread(refusal, seconds=0.5)
         server.close()
         for writer in silent:
             writer.close()
         return sentence
 
-    assert "does not answer within 2 s" in asyncio.run(main())
+    assert "does not answer within 0.5 s" in asyncio.run(main())
 
 
 @pytest.mark.parametrize("excepted", [".test.invalid", f"other, {HOST}:8585"])
@@ -160,27 +159,21 @@ def test_commands_relays_and_pages_go_by_the_proxy(
             assert set(seen) == {f"{HOST}:{stack.port}"}
             return len(seen)
 
-        def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
-                [sys.executable, "-m", "sharedkernel", *arguments], env=os.environ | places,
-                capture_output=True, text=True, timeout=TIMEOUT,
-            )  # fmt: skip
-
         places = {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA")}
         for name in ("SHAREDKERNEL_GATEWAY_URL", "SHAREDKERNEL_TOKEN", "JUPYTER_PATH"):
             monkeypatch.delenv(name, raising=False)
+        for name, place in places.items():
+            monkeypatch.setenv(name, place)
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
-        refused = command("install", "--gateway-url", url, "--token", token, "--user")
+        refused = run_apart("install", "--gateway-url", url, "--token", token, "--user")
         assert "wants a name and a password: write http://NAME:PASSWORD@ before its host" in refused.stderr
         monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("//", "//ada:p%40ss@"))
         install = ["install", "--gateway-url", url, "--token", token, "--user", "--fingerprint", fingerprint]
-        installed = command(*install)
+        installed = run_apart(*install)
         assert installed.returncode == 0, installed.stderr
         assert passed() == 2  # for the certificate, and with it
-        assert command("status").returncode == 0
+        assert run_apart("status").returncode == 0
         assert passed() == 1
-        for name, place in places.items():
-            monkeypatch.setenv(name, place)
         with Notebook(None, None) as notebook:
             assert notebook.run("import torch; print(int(torch.arange(9).sum()))").text() == "36\n"
             assert proxy.passed

@@ -11,7 +11,7 @@ from sharedkernel.client.connect import write_kernelspec
 from tests.client.relay.support import GatewayProcess, Notebook
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def private_jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep Jupyter's files out of the user's folders, here and in every process started from here."""
     home = tmp_path_factory.mktemp("jupyter")
@@ -26,7 +26,7 @@ def private_jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield home
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stock_gateway(private_jupyter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """Start a stock Jupyter server whose stock ipykernel is named shared-gpu."""
     gateway = GatewayProcess(tmp_path_factory.mktemp("stock"))
@@ -35,7 +35,7 @@ def stock_gateway(private_jupyter: Path, tmp_path_factory: pytest.TempPathFactor
     gateway.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def contract_gateway(private_jupyter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """Start a gateway that finds sessions again."""
     gateway = GatewayProcess(tmp_path_factory.mktemp("contract"), contract=True)

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from sharedkernel.local_stack import LocalStack
+from tests.cli.support import entries
 from tests.client.relay.support import TIMEOUT, Notebook, wait_until
-from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")]
@@ -38,10 +38,6 @@ def stack(private_jupyter: object) -> Iterator[LocalStack]:
         yield stack
 
 
-def sessions(stack: LocalStack, user: str) -> list[str]:
-    return [entry["id"] for entry in to_json(stack.status())["sessions"] if entry["user"] == user]
-
-
 def kill(notebook: Notebook) -> None:
     """Kill the kernel's process, as `shutdown_kernel(now=True)` and the end of a job do."""
     relay = psutil.Process(notebook.pid)
@@ -49,15 +45,14 @@ def kill(notebook: Notebook) -> None:
     relay.wait(TIMEOUT)
 
 
-@pytest.mark.parametrize("code", ["print('ran')", "print('ran', flush=True)\nimport time\ntime.sleep(600)"])
-def test_killed_kernels_give_way_at_the_limit_and_end(stack: LocalStack, code: str) -> None:
+def test_killed_kernels_give_way_at_the_limit_and_end(stack: LocalStack) -> None:
     """Six in turn where two are allowed; a cell that runs on runs for nobody."""
-    for _ in range(6):
+    for code in ("print('ran')", "print('ran', flush=True)\nimport time\ntime.sleep(600)") * 3:
         with Notebook(stack.gateway_url, stack.token("mary")) as notebook:
             notebook.wait_for_output(notebook.client.execute(code), "ran")
             kill(notebook)
-    assert len(sessions(stack, "mary")) <= 2
-    wait_until(lambda: not sessions(stack, "mary"))
+    assert len(entries(stack, "mary")) <= 2
+    wait_until(lambda: not entries(stack, "mary"))
 
 
 def test_a_notebook_whose_kernel_was_killed_is_waited_for(stack: LocalStack) -> None:
@@ -71,8 +66,8 @@ def test_a_notebook_whose_kernel_was_killed_is_waited_for(stack: LocalStack) -> 
         kill(notebook)
         with Notebook(stack.gateway_url, stack.token("ada")) as program:  # one of a program's, killed later, and ended
             kill(program)
-        wait_until(lambda: not sessions(stack, "ada"))
-        assert len(sessions(stack, "grace")) == 1
+        wait_until(lambda: not entries(stack, "ada"))
+        assert len(entries(stack, "grace")) == 1
         with Notebook(stack.gateway_url, stack.token("grace")) as other:
             assert "grace may have 1 session" in other.run("1").error
 
@@ -87,20 +82,23 @@ def test_a_program_whose_machine_sleeps_keeps_its_session(stack: LocalStack) -> 
             with Notebook(stack.gateway_url, stack.token("ada")) as program:  # killed later, and ended
                 assert program.run("1").status == "ok"
                 kill(program)
-            wait_until(lambda: len(sessions(stack, "ada")) == 1)
+            wait_until(lambda: len(entries(stack, "ada")) == 1)
         finally:
             relay.resume()
         assert sleeping.run("print(x + 1)").text() == "42\n"
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.05, 0.2])
-def test_a_client_that_is_killed_early_leaves_nothing(stack: LocalStack, delay: float) -> None:
-    """Whatever its kernel's process was doing at that moment."""
-    notebook = Notebook(stack.gateway_url, stack.token("ada"))
-    command = [sys.executable, "-c", _KILLED_EARLY, str(delay)]
-    client = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=notebook.environment)
-    assert client.returncode == -signal.SIGKILL, client.stderr
-    relay = Path("/proc", client.stdout.strip())
-
-    wait_until(lambda: not relay.exists())
-    wait_until(lambda: not sessions(stack, "ada"))
+def test_clients_that_are_killed_early_leave_nothing(stack: LocalStack) -> None:
+    """Whatever their kernels' processes were doing at that moment."""
+    environment = Notebook(stack.gateway_url, stack.token("ada")).environment
+    clients = [
+        subprocess.Popen(
+            [sys.executable, "-c", _KILLED_EARLY, delay], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for delay in ("0.0", "0.05", "0.2")
+    ]
+    for client in clients:
+        relay = Path("/proc", client.communicate(timeout=TIMEOUT)[0].strip())
+        assert client.returncode == -signal.SIGKILL
+        wait_until(lambda relay=relay: not relay.exists())
+    wait_until(lambda: not entries(stack, "ada"))

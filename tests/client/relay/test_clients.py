@@ -12,7 +12,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
-from tests.client.relay.support import TIMEOUT, GatewayProcess
+from tests.client.relay.support import TIMEOUT, GatewayProcess, new_notebook
 
 pytestmark = pytest.mark.heavy
 
@@ -26,20 +26,12 @@ def credentials(contract_gateway: GatewayProcess) -> Iterator[None]:
         yield
 
 
-def notebook(*cells: str) -> nbformat.NotebookNode:
-    """Return a notebook for the shared device."""
-    spec = {"name": "shared-gpu", "display_name": "Shared GPU (PyTorch)", "language": "python"}
-    return nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata={"kernelspec": spec}
-    )
-
-
 def test_nbclient_interrupts_a_cell_that_takes_too_long() -> None:
     """And the next cell runs."""
-    cells = notebook("import time\ntime.sleep(60)", "print('next')")
+    cells = new_notebook("import time\ntime.sleep(60)", "print('next')")
 
     def seconds(cell: nbformat.NotebookNode) -> float:
-        return 3.0 if "sleep" in cell.source else TIMEOUT
+        return 1.0 if "sleep" in cell.source else TIMEOUT
 
     run = NotebookClient(cells, timeout_func=seconds, interrupt_on_timeout=True, allow_errors=True).execute()
     assert run.cells[0].outputs[-1].ename == "KeyboardInterrupt"
@@ -49,7 +41,7 @@ def test_nbclient_interrupts_a_cell_that_takes_too_long() -> None:
 def test_nbclient_reports_a_session_that_died() -> None:
     """It neither hangs nor waits for its time to run out."""
     with pytest.raises(CellExecutionError, match="SharedGPUSessionDied") as caught:
-        NotebookClient(notebook("import os; os._exit(3)"), timeout=TIMEOUT).execute()
+        NotebookClient(new_notebook("import os; os._exit(3)"), timeout=TIMEOUT).execute()
     assert not isinstance(caught.value, CellTimeoutError)
 
 

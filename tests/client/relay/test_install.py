@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import stat
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from sharedkernel.client.gateway.credentials import (
@@ -23,7 +22,7 @@ from sharedkernel.client.gateway.credentials import (
 from sharedkernel.errors import ConfigError
 from sharedkernel.local_stack import free_port
 from tests.client.relay.support import TIMEOUT, GatewayProcess, Notebook
-from tests.command import run_here
+from tests.command import run_apart, run_here
 
 
 @pytest.fixture
@@ -35,35 +34,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def install(*arguments: str, typed: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "sharedkernel", "install", *arguments],
-        env=os.environ | environment,
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+#: runs the command to its end
+install = partial(run_apart, "install")
 
 
 def test_nothing_typed_is_no_traceback(home: Path, stock_gateway: GatewayProcess) -> None:
     """The end of a terminal's input is told as a token that is missing."""
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "sharedkernel", "install", "--gateway-url", stock_gateway.url, "--user"]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
-    os.close(theirs)
-    shown = b""
-    while b"Your token for" not in shown:
-        shown += os.read(ours, 4096)
-    os.write(ours, b"\x04")
-    with contextlib.suppress(OSError):  # raised at the end
-        while data := os.read(ours, 4096):
-            shown += data
-    os.close(ours)
-    assert process.wait(TIMEOUT) != 0
-    assert b"which token?" in shown
-    assert b"Traceback" not in shown
+    command = ["-m", "sharedkernel", "install", "--gateway-url", stock_gateway.url, "--user"]
+    terminal = pexpect.spawn(sys.executable, command, timeout=TIMEOUT, encoding="utf-8")
+    terminal.expect_exact("Your token for")
+    terminal.sendeof()
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus != 0
+    assert "which token?" in terminal.before
+    assert "Traceback" not in terminal.before
 
 
 @pytest.mark.heavy
@@ -209,13 +194,6 @@ def test_a_place_that_cannot_be_written_is_one_sentence(home: Path) -> None:
     assert ended.returncode == 1
     assert ended.stderr.startswith("sharedkernel: cannot write")
     assert ended.stderr.count("\n") == 1
-
-
-def test_the_help_shows_an_example() -> None:
-    """With the options as people write them."""
-    shown = run_here("install", "--help").stdout
-    assert "sharedkernel install --gateway-url https://gpu.example.org --token" in shown
-    assert "--sys-prefix" in shown
 
 
 def test_the_environment_goes_before_what_is_kept(home: Path) -> None:

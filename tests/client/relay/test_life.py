@@ -46,31 +46,15 @@ def test_shutting_down_is_answered(notebook: Notebook) -> None:
     wait_until(lambda: not notebook.manager.is_alive())
 
 
-@pytest.mark.heavy
-def test_a_restart_begins_clean_and_a_shutdown_ends_the_session(contract_gateway: GatewayProcess) -> None:
-    """The session ends with the kernel that the user restarted, a new one takes its place, and nothing is left."""
-    before = contract_gateway.sessions()
-    with Notebook(contract_gateway.url, contract_gateway.token) as notebook:
-        notebook.run("x = 1")
-        (first,) = contract_gateway.sessions() - before
-        notebook.restart()
-        assert "NameError" in notebook.run("x").error
-        wait_until(lambda: first not in contract_gateway.sessions())
-        (second,) = contract_gateway.sessions() - before
-    # A relay whose gateway is slow leaves before the session's end, and Jupyter would not wait for it any longer.
-    wait_until(lambda: second not in contract_gateway.sessions())
-
-
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_a_relay_that_was_killed_comes_back_to_its_session(notebook: Notebook, signum: int) -> None:
-    """The next relay of the same client finds the variables as they were."""
+def test_a_relay_that_was_ended_comes_back_to_its_session(notebook: Notebook) -> None:
+    """The next relay of the same client finds the variables as they were; `test_whole_stack.py` kills relays."""
     notebook.run("x = 41")
-    killed = notebook.pid
-    os.kill(killed, signum)
+    ended = notebook.pid
+    os.kill(ended, signal.SIGTERM)
     wait_until(lambda: not notebook.manager.is_alive())
     notebook.restart(now=True)
     assert notebook.run("print(x + 1)").text() == "42\n"
-    assert notebook.pid != killed
+    assert notebook.pid != ended
 
 
 @pytest.mark.heavy

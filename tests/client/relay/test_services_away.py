@@ -14,13 +14,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-import nbformat
 import pytest
 from jupyter_core.utils import ensure_event_loop
 from nbclient import NotebookClient
 
 from sharedkernel.local_stack import LocalStack
-from tests.client.relay.support import TIMEOUT, Notebook, wait_until
+from tests.client.relay.support import TIMEOUT, Notebook, new_notebook, wait_until
 from tests.gateway.client import Client
 from tests.gateway.test_stock_clients import stock_server
 from tests.warm_stack import WarmStack
@@ -50,11 +49,7 @@ class OpenNotebook:
     """
 
     def __init__(self, stack: LocalStack, user: str, *cells: str) -> None:
-        spec = {"name": "shared-gpu", "display_name": "Shared GPU (PyTorch)", "language": "python"}
-        notebook = nbformat.v4.new_notebook(
-            cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata={"kernelspec": spec}
-        )
-        self._client = NotebookClient(notebook, timeout=TIMEOUT)
+        self._client = NotebookClient(new_notebook(*cells), timeout=TIMEOUT)
         environment = {"SHAREDKERNEL_GATEWAY_URL": stack.gateway_url, "SHAREDKERNEL_TOKEN": stack.token(user)}
         self._kernel = self._client.setup_kernel(env=os.environ | environment)
         self._thread = ThreadPoolExecutor(1)
@@ -101,24 +96,23 @@ def _listens(port: int) -> bool:
         return attempt.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.parametrize("first", ["gateway", "executor"])
-def test_clients_whose_cells_run_meanwhile_see_them_end(stack: LocalStack, tmp_path: Path, first: str) -> None:
+def test_clients_whose_cells_run_meanwhile_see_them_end(stack: LocalStack, tmp_path: Path) -> None:
     """What is printed while no service is there arrives afterwards, and the next cell runs in the same session.
 
     So does that of clients that were idle, and a stock server still lists its kernels.
     """
-    path = tmp_path / "go"
-    code = _CELL.format(path=str(path))
+    paths = {first: tmp_path / first for first in ("gateway", "executor")}
+    codes = {first: _CELL.format(path=str(path)) for first, path in paths.items()}
 
-    async def at_the_server(server: Client) -> None:
+    async def at_the_server(server: Client, first: str) -> None:
         kernel, idle = await server.start(), await server.start()
         async with server.attach(idle, legacy=True) as channels:
             assert (await channels.run("x = 40; x"))["text"] == "40"
         async with server.attach(kernel, legacy=True) as channels:
             assert (await channels.run("x = 41; x"))["text"] == "41"
-            cell = await channels.send("execute_request", {"code": code, "silent": False})
+            cell = await channels.send("execute_request", {"code": codes[first], "silent": False})
             await channels.until("stream", cell, text="on\n")
-            outage()  # here: services end with the thread that starts them
+            outage(first)  # here: services end with the thread that starts them
             messages = await channels.until("execute_reply", cell, status="ok")
             if not any(message["content"].get("text") == "done\n" for message in messages):
                 await channels.until("stream", cell, text="done\n")
@@ -130,30 +124,31 @@ def test_clients_whose_cells_run_meanwhile_see_them_end(stack: LocalStack, tmp_p
         for each in (kernel, idle):
             await server.end(each)
 
-    def outage() -> None:
+    def outage(first: str) -> None:
         stack.gateway.kill()
         stack.executor.kill()
-        path.touch()
+        paths[first].touch()
         come_back(stack, first)
 
     with (
         Notebook(stack.gateway_url, stack.token("ada")) as notebook,
         Notebook(stack.gateway_url, stack.token("ada")) as idle,
-        OpenNotebook(stack, "mary", "x = 41", code, "print(x + 1)") as other,
+        OpenNotebook(stack, "mary", "x = 41", "print(x + 1)", *codes.values()) as other,
         stock_server(stack, tmp_path) as server,
     ):
         for each in (notebook, idle):
             each.run("x = 41")
         other.begin(0).result()
-        own = notebook.client.execute(code)
-        notebook.wait_for_output(own, "on")
-        running = other.begin(1)
-        wait_until(lambda: "on" in other.printed(1))
-        asyncio.run(asyncio.wait_for(at_the_server(server), 3 * TIMEOUT))
-        outcome = notebook.wait(own)
-        assert (outcome.status, outcome.text()) == ("ok", "done\n")
-        for each in (notebook, idle):  # a relay that has not come back yet says so in the cell
-            assert each.run("print(x + 1)").text().splitlines()[-1] == "42"
-        shown = running.result(TIMEOUT).splitlines()
-        assert (shown[0], shown[-1]) == ("on", "done")
-        assert other.begin(2).result().splitlines()[-1] == "42"
+        for number, first in enumerate(codes, 2):
+            own = notebook.client.execute(codes[first])
+            notebook.wait_for_output(own, "on")
+            running = other.begin(number)
+            wait_until(lambda number=number: "on" in other.printed(number))
+            asyncio.run(asyncio.wait_for(at_the_server(server, first), 3 * TIMEOUT))
+            outcome = notebook.wait(own)
+            assert (outcome.status, outcome.text()) == ("ok", "done\n")
+            for each in (notebook, idle):  # a relay that has not come back yet says so in the cell
+                assert each.run("print(x + 1)").text().splitlines()[-1] == "42"
+            shown = running.result(TIMEOUT).splitlines()
+            assert (shown[0], shown[-1]) == ("on", "done")
+            assert other.begin(1).result().splitlines()[-1] == "42"
