@@ -7,17 +7,18 @@ import os
 import shutil
 import signal
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.local_stack import free_port
 from sharedkernel.paths import SHELF_DIRECTORY, make_state_directory, shelf_directory
+from tests import asking
+from tests.asking import Answer
 from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until
 
 TOKEN = "a-token-that-nobody-can-guess"
@@ -39,19 +40,12 @@ def service(directory: Path, *arguments: str) -> Iterator[None]:
         process.wait(PATIENCE)
 
 
-def ask(port: int, method: str, path: str) -> tuple[int, bytes]:
+def ask(port: int, path: str, **options: Any) -> Answer:
     """Return the answer of the gateway; 0 if there is none."""
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
-    request.add_header("Authorization", f"token {TOKEN}")
-    if method == "POST":
-        request.data = b"{}"
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            return int(answer.status), answer.read()
-    except urllib.error.HTTPError as error:
-        return error.code, b""
+        return asking.ask(f"http://127.0.0.1:{port}{path}", TOKEN, **options)
     except OSError:
-        return 0, b""
+        return Answer(0, None)
 
 
 @pytest.mark.heavy
@@ -65,8 +59,8 @@ def test_owners_and_audit_log_outlive_the_runtime_directory(scratch: Path) -> No
     with ExitStack() as stack:
         stack.enter_context(service(scratch, *executor))
         with service(scratch, *gateway):
-            wait_until(lambda: ask(port, "GET", "/readyz")[0] == 200, "both serve")
-            assert ask(port, "POST", "/api/kernels")[0] == 201
+            wait_until(lambda: ask(port, "/readyz").status == 200, "both serve")
+            assert ask(port, "/api/kernels", method="POST", body={}).status == 201
             names = {"audit.jsonl", "colours.json", "owners.json", "users.json", "history.json", SHELF_DIRECTORY}
             wait_until(lambda: {path.name for path in state.iterdir()} == names, "all are kept")
             assert state.stat().st_mode & 0o777 == 0o700
@@ -76,10 +70,10 @@ def test_owners_and_audit_log_outlive_the_runtime_directory(scratch: Path) -> No
     with ExitStack() as stack:
         stack.enter_context(service(scratch, *gateway))
         # 503: it knows that its user had a session, and waits for the executor
-        wait_until(lambda: ask(port, "GET", "/api/kernels")[0] == 503, "the gateway knows the owners")
+        wait_until(lambda: ask(port, "/api/kernels").status == 503, "the gateway knows the owners")
         stack.enter_context(service(scratch, *executor))
-        wait_until(lambda: ask(port, "GET", "/api/kernels") == (200, b"[]"), "the executor says that it is gone")
-        assert ask(port, "GET", "/sharedkernel/api/status")[0] == 200
+        wait_until(lambda: ask(port, "/api/kernels") == Answer(200, []), "the executor says that it is gone")
+        assert ask(port, "/sharedkernel/api/status").status == 200
     actions = [json.loads(line)["action"] for line in (state / "audit.jsonl").read_text().splitlines()]
     assert actions[0] == "start session"
     wait_until(lambda: not processes_of(scratch), "all have ended")

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tarfile
@@ -20,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from sharedkernel.local_stack import free_port
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-of-the-test"
@@ -47,14 +48,8 @@ class Image:
             name: str(directory / name.lower())
             for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
         }
-        self.environment = (
-            kept
-            | empty
-            | {
-                "PATH": f"{self._prefix / 'bin'}:{os.environ['PATH']}",
-                "VIRTUAL_ENV": str(self._prefix),
-            }
-        )
+        commands = {"PATH": f"{self._prefix / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(self._prefix)}
+        self.environment = kept | empty | commands
 
     def start(self, *command: str | Path, **options: object) -> subprocess.Popen[str]:
         """Start *command* in the repository."""
@@ -85,9 +80,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 @pytest.fixture
 def address(image: Image) -> Iterator[str]:
     """Start JupyterLab as a container does, and return where it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     lab = image.start(
         image.repository / "binder" / "start", "jupyter", "lab", "--no-browser", "--ip=127.0.0.1", f"--port={port}",
         f"--IdentityProvider.token={TOKEN}", *(["--allow-root"] if os.getuid() == 0 else []),

@@ -20,6 +20,7 @@ import yaml
 from traitlets.utils.importstring import import_item
 
 from sharedkernel.cli.main import COMMANDS
+from tests.command import run_apart
 
 ROOT = Path(__file__).parents[2]
 CONTAINERFILE = ROOT / "packaging/container/Containerfile"
@@ -134,8 +135,5 @@ def test_the_configuration_is_in_order(tmp_path: Path) -> None:
     assert text.count("/etc/sharedkernel/") == 2
     path = tmp_path / "jupyter_sharedkernel_config.py"
     path.write_text(text.replace("/etc/sharedkernel", str(tmp_path)))
-    command = [sys.executable, "-m", "sharedkernel", "gateway", "--check-config", "--config", str(path)]
-    done = subprocess.run(
-        [*command, "--runtime-dir", str(tmp_path / "run")], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_apart("gateway", "--check-config", "--config", str(path), "--runtime-dir", str(tmp_path / "run"))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"In order: {path}.\n", "")
