@@ -12,6 +12,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.paths import EXECUTOR_SOCKET, WARM_PARENT_SOCKET
+from tests.executor.devices.support import make_hello
 from tests.executor.harness import Executor, ExecutorProcess
 
 #: run by another process: sends argv[2] to the socket argv[1] and prints what is answered until it is hung up on
@@ -26,26 +27,13 @@ _STRANGER = """if True:
 """
 
 
-def hello_of(process: str) -> bytes:
-    """Return the greeting that a session's process would send."""
-    return protocol.encode(
-        protocol.SessionHello(
-            version=protocol.PROTOCOL_VERSION,
-            process=process,
-            connection={},
-            memory=protocol.Memory(),
-            data_bytes=0,
-        )
-    )
-
-
 async def test_nobody_else_speaks_for_a_session(process: ExecutorProcess) -> None:
     """A process that knows a session's names, even its own child, is refused; the session goes on."""
     async with Executor(process) as executor:
         notebook = await executor.notebook()
         name = Path(notebook.record.connection["ip"]).name.removesuffix("-ipc")
         path = str(process.runtime_directory / EXECUTOR_SOCKET)
-        command = [sys.executable, "-c", _STRANGER, path, hello_of(name).hex()]
+        command = [sys.executable, "-c", _STRANGER, path, protocol.encode(make_hello(name)).hex()]
         told = (await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True)).stdout
         assert b"not a session of this executor" in told
         child = await notebook.run(f"import subprocess; subprocess.run({command!r}, capture_output=True).stdout")

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from sharedkernel import protocol
 from sharedkernel.executor.control.router import SessionAdoption
 from sharedkernel.executor.processes.connections import ControlConnection
-from tests.executor.devices.support import make_process
+from tests.executor.devices.support import make_hello, make_process
 from tests.executor.harness import Executor, ExecutorProcess
 
-#: hold the interpreter, so that the process can greet nobody
-_DEAF = "import ctypes; ctypes.PyDLL(None).sleep(10)"
+#: holds the interpreter, so that the process can greet nobody, until somebody writes to a pipe
+_DEAF = "import ctypes; ctypes.PyDLL(None).open({pipe!r}, 0)"
 
 
 def make_peer(name: str) -> ControlConnection:
@@ -24,18 +25,6 @@ def make_peer(name: str) -> ControlConnection:
     peer.session = make_process(name)
     peer.transport = peer.session.transport = Mock(is_closing=Mock(return_value=False))
     return peer
-
-
-def make_hello(*, holding: bool = False) -> protocol.SessionHello:
-    """Return a session's greeting."""
-    return protocol.SessionHello(
-        version=protocol.PROTOCOL_VERSION,
-        process="",
-        connection={},
-        memory=protocol.Memory(),
-        data_bytes=0,
-        holding=holding,
-    )
 
 
 async def test_what_follows_a_greeting_is_heard_after_it() -> None:
@@ -84,16 +73,22 @@ async def test_only_whose_greeting_cannot_be_heard_is_hung_up_on() -> None:
 
 
 @pytest.mark.heavy
-async def test_cells_run_although_another_session_does_not_greet(fifo_process: ExecutorProcess) -> None:
+async def test_cells_run_although_another_session_does_not_greet(fifo_process: ExecutorProcess, tmp_path: Path) -> None:
     """One that opens while an executor still waits for another session is no other than it would be later."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
     async with Executor(fifo_process) as executor:
         deaf, first, second = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
         for notebook in (first, second):
             await notebook.run("import time, torch; torch.ones(1)")
-        waits = asyncio.create_task(deaf.run(_DEAF))
+        waits = asyncio.create_task(deaf.run(_DEAF.format(pipe=str(pipe).encode())))
         await executor.until_session(deaf, lambda entry: entry["state"] != "idle", "the cell is open")
         await executor.replace()
-        cells = [notebook.run("x = torch.ones(2); time.sleep(3); float(x.sum())") for notebook in (first, second)]
+        code = "x = torch.ones(2); time.sleep({}); float(x.sum())"
+        cells = [first.run(code.format(3)), second.run(code.format(0))]
         assert [outcome.text for outcome in await asyncio.gather(*cells)] == ["2.0", "2.0"]
+        assert not waits.done()
+        await asyncio.to_thread(pipe.write_text, "")
         assert (await waits).status == "ok"
         assert "Traceback" not in executor.process.log()

@@ -7,12 +7,19 @@ import contextlib
 import resource
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from sharedkernel import protocol
+from sharedkernel.executor.devices import ServedDevice
+from sharedkernel.executor.dispatch.controller import SessionController
+from sharedkernel.executor.history.event_log import EventLog
+from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle, start_time
 from sharedkernel.executor.processes.programs import Program
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.protocol import Limits
+from sharedkernel.scheduling import SchedulerConfig
 
 GIB = 1 << 30
 
@@ -32,6 +39,14 @@ def make_process(name: str = "p", *, pid: int = 1000, limits: Limits | None = No
     )
 
 
+def make_hello(process: str = "", **fields: Any) -> protocol.SessionHello:
+    """Return the greeting of a session's process, which has and does nothing but what *fields* say."""
+    fields = {"memory": protocol.Memory()} | fields
+    return protocol.SessionHello(
+        version=protocol.PROTOCOL_VERSION, process=process, connection={}, data_bytes=0, **fields
+    )
+
+
 @contextlib.contextmanager
 def no_file_opens() -> Iterator[None]:
     """Let this process open no file."""
@@ -41,6 +56,13 @@ def no_file_opens() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+def make_controller(device: ServedDevice, directory: Path, **config: float) -> SessionController:
+    """Return a controller of a device, whose files are in *directory*."""
+    scheduler = SchedulerConfig(capacity=device.device.capacity_bytes, **config)  # type: ignore[arg-type]
+    log, history = EventLog(directory / "events.jsonl"), WorkloadHistory(directory)
+    return SessionController(device, scheduler, log, history, lambda *_: None, directory / "stopped")
 
 
 class Recorder:

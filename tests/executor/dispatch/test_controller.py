@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from sharedkernel import protocol
+from sharedkernel.errors import Refused
 from sharedkernel.executor.devices.host import HostLimits
-from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.users import Users, UserTotals
-from sharedkernel.executor.history.event_log import EventLog
-from sharedkernel.executor.history.workload import WorkloadHistory
-from sharedkernel.protocol import Device, Limits, Memory
-from sharedkernel.scheduling import SchedulerConfig
-from tests.executor.devices.support import GIB, make_process
+from sharedkernel.protocol import Limits, Memory
+from tests.executor.devices.support import make_controller, make_hello, make_process
+from tests.executor.dispatch.test_lease_renewal import DEVICE, MIB, Notebook
 from tests.executor.harness import until
 
-MIB = 1 << 20
 MEMORY = Memory(persistent=MIB, ephemeral=MIB, framework=0)
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-async def is_stopped(pid: int) -> bool:
-    return _state(pid) == "T"
-
-
-async def runs(pid: int) -> bool:
-    return _state(pid) != "T"
-
-
-HELLO = protocol.SessionHello(
-    version=protocol.PROTOCOL_VERSION, process="ada", connection={}, memory=MEMORY, data_bytes=0
-)
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def test_who_does_not_come_keeps_what_they_had() -> None:
@@ -49,18 +34,14 @@ def test_who_does_not_come_keeps_what_they_had() -> None:
 
 @pytest.mark.parametrize(
     "report",
-    [HELLO, protocol.DeviceWantWithdrawnReport(), protocol.CellClosedReport(memory=MEMORY)],
+    [make_hello("ada", memory=MEMORY), protocol.DeviceWantWithdrawnReport(), protocol.CellClosedReport(memory=MEMORY)],
     ids=lambda report: type(report).__name__,
 )
 async def test_who_was_stopped_and_holds_nothing_runs_again(
     tmp_path: Path, sleepers: list[int], report: protocol.Message
 ) -> None:
     """Its report was under way when it was stopped, or it has connected anew: no grant would resume it."""
-    config = SchedulerConfig(capacity=GIB, quantum=0.01, preempt_patience=0.01)
-    served = HostLimits(Device(name="host", kind="host", capacity_bytes=GIB, reserve_bytes=0))
-    controller = SessionController(
-        served, config, EventLog(tmp_path / "events.jsonl"), WorkloadHistory(tmp_path), lambda *_: None, tmp_path
-    )
+    controller = make_controller(HostLimits(DEVICE), tmp_path, quantum=0.01, preempt_patience=0.01)
     try:
         ada, grace = (
             make_process(name, pid=pid, limits=Limits(user=name))
@@ -75,6 +56,23 @@ async def test_who_was_stopped_and_holds_nothing_runs_again(
             controller.take_over(ada, report)
         else:
             controller.handle(ada, report)
-        await until(lambda: runs(ada.pid), "it runs again")
+        await until(lambda: not is_stopped(ada.pid), "it runs again")
+    finally:
+        controller.close()
+
+
+async def test_who_waits_for_a_session_that_greets_anew_is_answered(tmp_path: Path) -> None:
+    """It does not know that it was to be offloaded, so whoever asked is told so, and may ask again."""
+    controller = make_controller(HostLimits(DEVICE), tmp_path)
+    try:
+        notebook = Notebook(controller, {}, "p", "ada")
+        notebook.run_cell(90 * MIB)
+        asking = asyncio.create_task(controller.offloads.request(notebook.process))
+        await asyncio.sleep(0)
+        assert b"Offload" in notebook.commands[-1]
+        controller.take_over(notebook.process, make_hello("p", memory=notebook.memory))
+        with pytest.raises(Refused, match="connection was lost") as refused:
+            await asking
+        assert refused.value.reason == "busy"
     finally:
         controller.close()

@@ -18,22 +18,19 @@ from sharedkernel.errors import InvalidTransition
 from sharedkernel.executor.devices.host import HostLimits
 from sharedkernel.executor.devices.leases import IDLE_GROWTH_BYTES, NUM_HOLDERS, Leases, UserMemory
 from sharedkernel.executor.dispatch.controller import SessionController
-from sharedkernel.executor.history.event_log import EventLog
-from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.user_quota import quota_of, used_by
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Allowance, Device, Limits, Memory
-from sharedkernel.scheduling import SchedulerConfig
-from tests.executor.devices.support import make_process
+from tests.executor.devices.support import make_controller, make_process
 
 MIB = 1 << 20
 DEVICE = Device(name="host", kind="host", capacity_bytes=600 * MIB, reserve_bytes=0)
 USERS = ("ada", "bob", "cleo", "dan", "eve")
 #: called between two steps
 Check = Callable[[HostLimits, SessionController], None]
-#: no process has it
-NO_PID = 1 << 30
+#: no process has it, as it is one more than the system gives out
+NO_PID = 1 << 22
 
 
 def leases_of(sessions: Iterable[SessionHandle], shelves: dict[str, int]) -> dict[str, Allowance]:
@@ -206,10 +203,8 @@ def run_steps(steps: list[tuple[str, int, int]], check: Check | None = None) -> 
 
 async def _run_steps(steps: list[tuple[str, int, int]], directory: Path, check: Check | None) -> None:
     device = CheckedDevice()
-    config = SchedulerConfig(capacity=DEVICE.capacity_bytes, preempt_patience=3600.0, memory_quantum=2.0)
-    history = WorkloadHistory(directory)
-    log = EventLog(directory / "events.jsonl")
-    controller = device.controller = SessionController(device, config, log, history, lambda *_: None, directory)
+    controller = make_controller(device, directory, preempt_patience=3600.0, memory_quantum=2.0)
+    device.controller = controller
     notebooks: list[Notebook] = []
     pages = []
     try:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.simulate.shell import SimulatedTime
 from sharedkernel import protocol
 from sharedkernel.executor.devices.host import HostLimits
 from sharedkernel.executor.dispatch.controller import SessionController
-from sharedkernel.executor.history.event_log import EventLog
-from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.programs import Program
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.paths import STOPPED_DIRECTORY
-from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionState
 from tests.executor.conftest import StartExecutor
+from tests.executor.devices.support import make_controller, make_hello
 from tests.executor.dispatch.test_lease_renewal import DEVICE, MIB, Notebook
 from tests.executor.harness import Executor
 
@@ -77,41 +73,20 @@ class ProgramNotebook(Notebook):
 
     def greet(self, size: int) -> None:
         turn = self.words[Word.TURN]
-        hello = protocol.SessionHello(
-            version=protocol.PROTOCOL_VERSION, process=self.process.process, connection={},
-            memory=self.memory, data_bytes=0, cell_open=self.is_open, holding=turn == Turn.HOLDING,
-            wanting=turn == Turn.WANTING,
-        )  # fmt: skip
-        self.controller.take_over(self.process, hello)
+        is_so = {"cell_open": self.is_open, "holding": turn == Turn.HOLDING, "wanting": turn == Turn.WANTING}
+        self.controller.take_over(self.process, make_hello(self.process.process, memory=self.memory, **is_so))
 
     def detach(self, size: int) -> None:
         self.controller.detached(self.process)
 
 
-@pytest.fixture(scope="module")
-def sleepers() -> Iterator[list[int]]:
-    """Yield processes that sleep."""
-    processes = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
-    yield [process.pid for process in processes]
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def make_controller(directory: Path) -> SessionController:
-    config = SchedulerConfig(capacity=DEVICE.capacity_bytes, preempt_patience=3600.0, quantum=1.0)
-    log = EventLog(directory / "events.jsonl")
-    return SessionController(
-        HostLimits(DEVICE), config, log, WorkloadHistory(directory), lambda *_: None, directory / "stopped"
-    )
-
-
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 1), st.sampled_from([0, MIB])), max_size=60))
 def test_a_program_runs_in_its_sessions_turns_alone(sleepers: list[int], steps: list[tuple[str, int, int]]) -> None:
     """It is stopped only where its session does not hold the device; in the end nothing is stopped, held or wanted."""
 
     async def walk(directory: Path) -> None:
-        controller = make_controller(directory)
+        controller = make_controller(HostLimits(DEVICE), directory, preempt_patience=3600.0, quantum=1.0)
         notebooks = [
             ProgramNotebook(controller, name, name, pid) for name, pid in zip(("ada", "bob"), sleepers, strict=True)
         ]
