@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from sharedkernel.protocol import Limits
-from tests.executor.conftest import StartExecutor
-from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
+from tests.executor.dispatch.test_offloads import at_once, keep
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook
+from tests.warm import take_place
 
 MIB = 1 << 20
 
 pytestmark = pytest.mark.heavy
 
-#: keeps 128 MiB in eight tensors, and prints what they add up to
-_KEEP = """
-import torch
-torch.manual_seed({seed})
-kept = [torch.randint(1 << 40, (16 << 17,)) for _ in range(8)]
-def total():
-    return sum(int(part.sum()) for part in kept)
-print(total())
-"""
 #: a training without an end; it counts, so that what is lost shows
 _TRAIN = """
 steps = 0
@@ -40,7 +32,7 @@ _ITERATE = """
 import torch
 iterations = 0
 while True:
-    batch = torch.ones(160 << 18)
+    batch = torch.ones(90 << 18)
     del batch
     iterations += 1
 """
@@ -54,16 +46,18 @@ while True:
 """
 
 
-@pytest.fixture
-def small(start_executor: StartExecutor) -> ExecutorProcess:
-    """Return an executor on which one of the notebooks fits at a time, and turns are short."""
-    return start_executor("--spares", "0", "--memory-quantum", "1s", capacity="240MiB")
+@pytest.fixture(scope="module")
+def small() -> Iterator[ExecutorProcess]:
+    """Yield an executor on which one of the notebooks fits at a time, and turns are short."""
+    process = ExecutorProcess("--spares", "0", "--memory-quantum", "1s", capacity="164MiB", place=take_place())
+    yield process
+    process.close()
 
 
 async def kept_by(executor: Executor, user: str, seed: int) -> tuple[Notebook, str]:
     """Start a notebook that keeps memory, which may be taken from it when it is idle; return it and its sum."""
-    notebook = await executor.notebook(user, limits=Limits(user=user, offload_after=0.0))
-    outcome = await notebook.run(_KEEP.format(seed=seed), 2 * PATIENCE)
+    notebook = await executor.notebook(user, limits=at_once(user))
+    outcome = await notebook.run(keep(seed, 64), 2 * PATIENCE)
     assert outcome.status == "ok", outcome.message
     return notebook, outcome.text
 
@@ -76,11 +70,10 @@ async def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str, small: Ex
         other, expected = await kept_by(executor, "grace", 2)
         endless = asyncio.create_task(holder.run(cell, 10 * PATIENCE))
 
-        async def is_under_way() -> bool:
-            entry = await executor.session(holder)
-            return entry["state"] in ("ready", "running") and entry["persistent_bytes"] > 100 * MIB
+        def is_under_way(entry: dict[str, Any]) -> bool:
+            return entry["state"] in ("ready", "running") and entry["persistent_bytes"] > 50 * MIB
 
-        await until(is_under_way, "the endless cell runs", 2 * PATIENCE)
+        await executor.until_session(holder, is_under_way, "the endless cell runs", 2 * PATIENCE)
         told: list[float | None] = []  # from the quantum and the transfers
         for _ in range(2):
             moved = (await executor.session(holder))["offloads"]
@@ -93,7 +86,7 @@ async def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str, small: Ex
             await executor.until_session(other, is_done, "the short cell ends", 2 * PATIENCE)
             assert (await waiting).text == expected
             assert (await executor.session(holder))["offloads"] > moved
-            await until(is_under_way, "the endless cell is back", 2 * PATIENCE)
+            await executor.until_session(holder, is_under_way, "the endless cell is back", 2 * PATIENCE)
         known = [seconds for seconds in told if seconds is not None]
         assert known
         assert all(0 <= seconds < 60 for seconds in known)
@@ -108,8 +101,7 @@ async def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str, small: Ex
 async def test_an_endless_loop_that_keeps_nothing_leaves_room_for_what_others_keep(small: ExecutorProcess) -> None:
     """Its iterations need nearly the whole device; another user keeps half of it."""
     async with Executor(small) as executor:
-        looping = await executor.notebook("ada", limits=Limits(user="ada", offload_after=0.0))
-        other = await executor.notebook("grace", limits=Limits(user="grace", offload_after=0.0))
+        looping, other = [await executor.notebook(user, limits=at_once(user)) for user in ("ada", "grace")]
         endless = asyncio.create_task(looping.run(_ITERATE, 10 * PATIENCE))
         await executor.until_session(
             looping,
@@ -117,8 +109,8 @@ async def test_an_endless_loop_that_keeps_nothing_leaves_room_for_what_others_ke
             "the loop runs",
             2 * PATIENCE,
         )
-        made = await other.run("import torch; kept = torch.ones(120 << 18); print(int(kept.sum()))", 4 * PATIENCE)
-        assert made.text == f"{120 << 18}\n"
+        made = await other.run("import torch; kept = torch.ones(60 << 18); print(int(kept.sum()))", 4 * PATIENCE)
+        assert made.text == f"{60 << 18}\n"
         await executor.client.signal_session(looping.session, 2)
         assert (await endless).error == "KeyboardInterrupt"
         before = int((await looping.run("print(iterations)", 2 * PATIENCE)).text)
