@@ -29,9 +29,11 @@ print(torch.equal(jacfwd(predict, argnums=2)(weight, bias, x), expected))
 @pytest.mark.heavy
 async def test_transforms_are_not_disturbed_by_others_turns(start_executor: StartExecutor) -> None:
     """The device changes hands between them: torch's dispatch keys are as they were whenever one goes on."""
-    async with Executor(start_executor("--spares", "0")) as executor:
+    process = start_executor("--spares", "0", "--quantum", "10ms", "--preempt-patience", "10ms")
+
+    async with Executor(process) as executor:
         notebooks = [await executor.notebook(user) for user in ("ada", "grace")]
-        cells = (notebook.run(_DIFFERENTIATE.format(seconds=12), 120.0) for notebook in notebooks)
+        cells = (notebook.run(_DIFFERENTIATE.format(seconds=7), 120.0) for notebook in notebooks)
         for outcome in await asyncio.gather(*cells):
             assert outcome.status == "ok", outcome.message
             assert outcome.text == "True\n"
