@@ -7,7 +7,6 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,8 @@ from sharedkernel.scheduling.model.actions import Grant
 from sharedkernel.scheduling.model.events import from_dict
 from sharedkernel.scheduling.model.types import HOLDING_STATES
 from tests.executor.conftest import StartExecutor
-from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+from tests.executor.harness import Executor, ExecutorProcess, until
+from tests.scheduling.invariants import validate
 
 PROCESSORS = os.cpu_count() or 1
 #: multiplies matrices, and sleeps after each, until the file `end` is there
@@ -39,21 +39,6 @@ for i in sharedkernel.iterations(range(5)):
 """
 
 
-@pytest.fixture
-def parallel(start_executor: StartExecutor) -> ExecutorProcess:
-    """Return an executor on which two lanes may run at once."""
-    return start_executor("--parallel-lanes", "2")
-
-
-async def session(executor: Executor, notebook: Notebook, **known: bool) -> dict[str, Any]:
-    """Return what status says of a session, once these fields have, or have not, a value."""
-
-    def look(found: dict[str, Any]) -> dict[str, Any] | None:
-        return found if all((found[name] is not None) is is_known for name, is_known in known.items()) else None
-
-    return await executor.until_session(notebook, look, f"{known}")
-
-
 def record(process: ExecutorProcess) -> str:
     """Return the whole lines of an executor's record."""
     text = (process.runtime_directory / LOGS_DIRECTORY / "events.jsonl").read_text()
@@ -61,9 +46,14 @@ def record(process: ExecutorProcess) -> str:
 
 
 def replayed(process: ExecutorProcess) -> list[list[float]]:
-    """Return, for each grant beside others that the executor's record tells of, the utilisations that it went by."""
+    """Return, for each grant beside others that the executor's record tells of, the utilisations that it went by.
+
+    A scheduler that is told the recorded events at the recorded times ends where the executor's did.
+    """
     heading, *lines = record(process).splitlines()
-    scheduler = Scheduler(SchedulerConfig(**json.loads(heading)["began"]["config"]))
+    config = SchedulerConfig(**json.loads(heading)["began"]["config"])
+    assert (config.capacity, config.parallel_lanes) == (4 << 30, 2)
+    scheduler = Scheduler(config)
     beside: list[list[float]] = []
     for line in lines:
         plain = json.loads(line)
@@ -73,16 +63,19 @@ def replayed(process: ExecutorProcess) -> list[list[float]]:
                 holders = [entry for entry in scheduler.sessions.values() if entry.state in HOLDING_STATES]
                 known = [holder.stats.utilisation for holder in holders]
                 beside.append([math.inf if utilisation is None else utilisation for utilisation in known])
+        validate(scheduler)
+    sessions = scheduler.snapshot(now).sessions
+    assert all(session.state == "idle" and session.attained > 0 for session in sessions)
     return beside
 
 
 @pytest.mark.heavy
 @pytest.mark.skipif(PROCESSORS < 2, reason="one session keeps the only processor busy")
 async def test_sessions_run_side_by_side_as_far_as_they_were_measured_to_fit(
-    parallel: ExecutorProcess, tmp_path: Path
+    start_executor: StartExecutor, tmp_path: Path
 ) -> None:
     """Each is measured before it shares; two light ones share; status says what that should cost, and what it did."""
-    end = tmp_path / "end"
+    parallel, end = start_executor("--parallel-lanes", "2"), tmp_path / "end"
 
     async with Executor(parallel) as executor:
         users = [Limits(user=user, quota_bytes=256 << 20) for user in ("ada", "grace", "mary")]
@@ -91,11 +84,15 @@ async def test_sessions_run_side_by_side_as_far_as_they_were_measured_to_fit(
             assert (await notebook.run(MEASURED)).status == "ok"
         light = LIGHT.format(threads=1, size=64, pause=0.0005, end=str(end))
         cells = [asyncio.create_task(first.run(light))]
-        measured = await session(executor, first, utilisation=True, slowdown_predicted=True)
+        measured = await executor.until_session(
+            first,
+            lambda entry: None not in (entry["utilisation"], entry["slowdown_predicted"]) and entry,
+            "it is measured",
+        )
         assert 0 < measured["utilisation"] <= 1 / PROCESSORS
         assert measured["slowdown_predicted"] == 1.0
         cells.append(asyncio.create_task(second.run(light)))
-        shared = await session(executor, first, slowdown=True)
+        shared = await executor.until_session(first, lambda entry: entry["slowdown"] is not None and entry, "it shares")
         assert shared["slowdown"] > 0
         code = LIGHT.format(threads=PROCESSORS, size=512, pause=0, end=str(end))
         cells.append(asyncio.create_task(heavy.run(code)))

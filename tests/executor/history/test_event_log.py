@@ -1,4 +1,4 @@
-"""The record of events: complete enough to replay, and never in the way."""
+"""The record of events is never in the way; `test_parallel_lanes.py` replays one."""
 
 from __future__ import annotations
 
@@ -12,38 +12,10 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.executor.history.event_log import EventLog
-from sharedkernel.paths import LOGS_DIRECTORY
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import SessionId
-from sharedkernel.scheduling.scheduler import Scheduler
-from tests.executor.harness import Executor, ExecutorProcess
-from tests.scheduling.invariants import validate
 from tests.small_disk import fill
-
-
-async def test_what_an_executor_recorded_can_be_replayed(fifo_process: ExecutorProcess) -> None:
-    """A scheduler that is told the recorded events at the recorded times ends where the executor's did."""
-    async with Executor(fifo_process) as executor:
-        notebooks = [await executor.notebook(user) for user in ("ada", "grace")]
-        code = "import torch\nfor i in range(50): x = torch.ones(64, 64) @ torch.ones(64, 64)"
-        await asyncio.gather(*(notebook.run(code) for notebook in notebooks))
-        sessions = [await executor.session(notebook) for notebook in notebooks]  # with the ends of their cells
-        fifo_process.process.terminate()
-        fifo_process.process.wait()
-    assert all(session["attained_service_seconds"] > 0 for session in sessions)
-    heading, *lines = (fifo_process.runtime_directory / LOGS_DIRECTORY / "events.jsonl").read_text().splitlines()
-    config = SchedulerConfig(**json.loads(heading)["began"]["config"])
-    assert (config.capacity, config.policy) == (4 << 30, "fifo")
-    scheduler = Scheduler(config)
-    for line in lines:
-        plain = json.loads(line)
-        now = plain.pop("now")
-        scheduler.handle(events.from_dict(plain), now=now)
-        validate(scheduler)
-    replayed = scheduler.snapshot(now).sessions
-    assert [session.state for session in replayed] == ["idle", "idle"]
-    assert all(session.attained > 0 for session in replayed)
 
 
 def test_a_full_disk_stops_the_record_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
