@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -18,15 +18,6 @@ from tests.scheduling.invariants import validate
 
 MIB = 1 << 20
 CONFIG = SchedulerConfig(capacity=1000 * MIB)
-
-
-class Clock(asyncio.SelectorEventLoop):
-    """An event loop whose time stands where it is put."""
-
-    now = 0.0
-
-    def time(self) -> float:
-        return self.now
 
 
 class Record:
@@ -81,15 +72,15 @@ class Sessions:
 class Driven(Desk):
     """A desk whose events go through a driver."""
 
-    def __init__(self, clock: Clock, fails: type[actions.Action] | None, *, later: bool = False) -> None:
+    def __init__(self, fails: type[actions.Action] | None, *, later: bool = False) -> None:
         super().__init__(CONFIG)
-        self._clock = clock
+        # time stands where it is put
+        asyncio.get_running_loop().time = lambda: self.now  # type: ignore[method-assign]
         self.record = Record()
         self.target = Sessions(self.record, fails, later=later)
         self.driver = SchedulerDriver(self.scheduler, self.record, self.target, Counters())
 
     def send(self, event: events.Event) -> list[actions.Action]:
-        self._clock.now = self.now
         before = len(self.target.tried)
         self.driver.handle(event)
         validate(self.scheduler)
@@ -104,48 +95,22 @@ class Driven(Desk):
         return {session.id for session in self.scheduler.sessions.values() if session.state in HOLDING_STATES}
 
 
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    loop = Clock()
-    yield loop
-    loop.close()
-
-
-def drive(clock: Clock, body: Callable[[], None]) -> None:
-    """Run *body* on the loop, and what it leaves to be done."""
-
-    async def main() -> None:
-        body()
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.gather(*others)
-
-    clock.run_until_complete(main())
-
-
 def begins(desk: Driven) -> None:
-    desk.start("ada")
-    desk.open("ada")
-    desk.want("ada", 100 * MIB)
+    desk.begin("ada", ephemeral=100 * MIB)
 
 
 def is_preempted(desk: Driven) -> None:
-    begins(desk)
-    desk.start("bob")
-    desk.open("bob")
-    desk.want("bob", 100 * MIB)
+    desk.begin("ada", "bob", ephemeral=100 * MIB)
     while actions.StopProcess(session=SessionId("ada")) not in desk.target.tried:
         desk.tick_at_deadline()
 
 
 def wants_too_much(desk: Driven) -> None:
-    desk.start("ada")
-    desk.open("ada")
-    desk.want("ada", 2000 * MIB)
+    desk.begin("ada", ephemeral=2000 * MIB)
 
 
 def moves_out(desk: Driven) -> None:
-    desk.start("ada")
-    desk.measure("ada", persistent=500 * MIB)
+    desk.keep("ada", size=500 * MIB)
     desk.request_offload("ada")
 
 
@@ -156,14 +121,11 @@ def comes_back(desk: Driven) -> None:
 
 
 def is_called(desk: Driven) -> None:
-    desk.start("bob")
-    desk.open("bob")
+    desk.ready("bob")
     desk.measure("bob", persistent=700 * MIB)
-    desk.start("ada")
-    desk.measure("ada", persistent=700 * MIB)
+    desk.keep("ada", size=700 * MIB)
     desk.offload("ada")
-    desk.now = 100.0
-    desk.reopen("ada")
+    desk.at(100.0).reopen("ada")
     desk.tick_at_deadline()
 
 
@@ -193,27 +155,21 @@ SCENES: dict[type[actions.Action], Callable[[Driven], None]] = {
 
 
 @pytest.mark.parametrize("kind", SCENES)
-def test_one_failure_loses_no_decision(
-    clock: Clock, kind: type[actions.Action], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_one_failure_loses_no_decision(kind: type[actions.Action], caplog: pytest.LogCaptureFixture) -> None:
     """Whatever kind of action fails: all others are tried, the log, written before, replays to them; the core knows."""
-
-    def body() -> None:
-        desk = Driven(clock, kind)
-        SCENES[kind](desk)
-        assert "was not carried out" in caplog.text
-        assert desk.replay() == desk.target.tried
-        assert all(
-            action in desk.replay(number)
-            for action, number in zip(desk.target.tried, desk.target.num_recorded, strict=True)
-        )
-        assert desk.holders() <= desk.target.granted
-        failed = next(action for action in desk.target.tried if type(action) is kind)
-        assert desk.target.disconnected == ([failed.session] if hasattr(failed, "session") else [])
-        desk.driver.stop()
-
+    desk = Driven(kind)
     with caplog.at_level(logging.ERROR):
-        drive(clock, body)
+        SCENES[kind](desk)
+    assert "was not carried out" in caplog.text
+    assert desk.replay() == desk.target.tried
+    assert all(
+        action in desk.replay(number)
+        for action, number in zip(desk.target.tried, desk.target.num_recorded, strict=True)
+    )
+    assert desk.holders() <= desk.target.granted
+    failed = next(action for action in desk.target.tried if type(action) is kind)
+    assert desk.target.disconnected == ([failed.session] if hasattr(failed, "session") else [])
+    desk.driver.stop()
 
 
 def test_every_kind_of_action_is_tried() -> None:
@@ -223,76 +179,60 @@ def test_every_kind_of_action_is_tried() -> None:
     assert set(SCENES) == classes - bases
 
 
-def test_a_grant_that_fails_later_leaves_the_device_to_others(clock: Clock) -> None:
+async def test_a_grant_that_fails_later_leaves_the_device_to_others() -> None:
     """Its lane took a while to make, and was not made."""
-
-    def body() -> None:
-        desk = Driven(clock, actions.Grant, later=True)
-        begins(desk)
-        desk.begin("bob", ephemeral=100 * MIB)
-        assert desk.holders() == {"ada"}
-        desks.append(desk)
-
-    desks: list[Driven] = []
-    drive(clock, body)
-    (desk,) = desks
+    desk = Driven(actions.Grant, later=True)
+    begins(desk)
+    desk.begin("bob", ephemeral=100 * MIB)
+    assert desk.holders() == {"ada"}
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.gather(*others)
     validate(desk.scheduler)
     assert desk.target.disconnected == ["ada"]
     assert desk.holders() == desk.target.granted == {"bob"}
     assert desk.replay() == desk.target.tried
+    desk.driver.stop()
 
 
-def test_what_fails_to_move_is_where_it_was(clock: Clock) -> None:
+async def test_what_fails_to_move_is_where_it_was() -> None:
     """A session that was not asked to offload keeps its memory; one that was not restored is, when it says so, away."""
-
-    def body() -> None:
-        desk = Driven(clock, actions.Offload)
-        moves_out(desk)
-        assert not desk.scheduler.sessions[SessionId("ada")].offload.is_asked
-        desk = Driven(clock, actions.Restore)
-        comes_back(desk)
-        assert desk.state("ada") == SessionState.OFFLOADED
-        # As a session is taken over that connects again.
-        desk.reopen("ada")
-        desk.restored("ada")
-        desk.close("ada")
-        desk.offload("ada")
-        assert desk.scheduler.ledger.used == 0
-        assert actions.Restore(session=SessionId("ada")) in desk.reopen("ada")
-        desk.driver.stop()
-
-    drive(clock, body)
+    desk = Driven(actions.Offload)
+    moves_out(desk)
+    assert not desk.scheduler.sessions[SessionId("ada")].offload.is_asked
+    desk = Driven(actions.Restore)
+    comes_back(desk)
+    assert desk.state("ada") == SessionState.OFFLOADED
+    # As a session is taken over that connects again.
+    desk.reopen("ada")
+    desk.restored("ada")
+    desk.close("ada")
+    desk.offload("ada")
+    assert desk.scheduler.ledger.used == 0
+    assert actions.Restore(session=SessionId("ada")) in desk.reopen("ada")
+    desk.driver.stop()
 
 
-def test_an_event_that_is_not_allowed_costs_nobody_else_anything(clock: Clock) -> None:
+async def test_an_event_that_is_not_allowed_costs_nobody_else_anything() -> None:
     """Its sender hears of it; the next event is handled."""
-
-    def body() -> None:
-        desk = Driven(clock, None)
-        begins(desk)
-        with pytest.raises(InvalidTransition):
-            desk.want("ada")
-        desk.release("ada")
-        assert desk.replay() == desk.target.tried
-        desk.driver.stop()
-
-    drive(clock, body)
+    desk = Driven(None)
+    begins(desk)
+    with pytest.raises(InvalidTransition):
+        desk.want("ada")
+    desk.release("ada")
+    assert desk.replay() == desk.target.tried
+    desk.driver.stop()
 
 
-def test_figures_alone_are_no_change(clock: Clock) -> None:
+async def test_figures_alone_are_no_change() -> None:
     """Who draws whenever something changes would else draw at each report of a training, once a second."""
-
-    async def main() -> None:
-        desk = Driven(clock, None)
-        begins(desk)
-        change = asyncio.create_task(desk.driver.wait_for_change())
-        await asyncio.sleep(0)
-        desk.send(events.GrantMeasured(session=SessionId("ada"), iterations=7, utilisation=0.5))
-        desk.measure("ada", persistent=50 * MIB)
-        await asyncio.sleep(0)
-        assert not change.done()
-        desk.release("ada")
-        await change
-        desk.driver.stop()
-
-    clock.run_until_complete(main())
+    desk = Driven(None)
+    begins(desk)
+    change = asyncio.create_task(desk.driver.wait_for_change())
+    await asyncio.sleep(0)
+    desk.send(events.GrantMeasured(session=SessionId("ada"), iterations=7, utilisation=0.5))
+    desk.measure("ada", persistent=50 * MIB)
+    await asyncio.sleep(0)
+    assert not change.done()
+    desk.release("ada")
+    await change
+    desk.driver.stop()
