@@ -15,31 +15,22 @@ async def test_what_else_there_is_to_say_is_no_answer(process: ExecutorProcess) 
         questions: asyncio.Queue[int] = asyncio.Queue()
         executor.client.on_earlier_wanted = lambda _session, question: questions.put_nowait(question)
 
-        async def tell(text: str, question: int = 0) -> None:
-            await executor.client.notify_session(notebook.session, text, question=question)
+        tell = partial(executor.client.notify_session, notebook.session)
 
         asking = asyncio.create_task(notebook.run("%shared attach"))
         first = await questions.get()
         await tell("Something else.")
-        await tell("The answer.", first)
+        await tell("The answer.", question=first)
         assert sorted((await asking).text.splitlines()) == ["The answer.", "⚠ Something else."]
 
         asking = asyncio.create_task(notebook.run("%shared attach"))
         second = await questions.get()
         assert second != first
-        await tell("The first answer once more.", first)
-        await tell("Another answer.", second)
+        await tell("The first answer once more.", question=first)
+        await tell("Another answer.", question=second)
         assert sorted((await asking).text.splitlines()) == ["Another answer.", "⚠ The first answer once more."]
 
-
-async def test_cells_wait_for_the_session_that_takes_the_place_of_theirs(process: ExecutorProcess) -> None:
-    """They go on here if that comes to nothing; what comes meanwhile is shown, and changes nothing."""
-    async with Executor(process) as executor:
-        notebook = await executor.notebook()
-        questions: asyncio.Queue[int] = asyncio.Queue()
-        executor.client.on_earlier_wanted = lambda _session, question: questions.put_nowait(question)
-        tell = partial(executor.client.notify_session, notebook.session)
-
+        # cells wait for a session that takes the place of theirs; they go on here if that comes to nothing
         asking = asyncio.create_task(notebook.run("%shared attach"))
         await tell("It takes the place of this one.", question=await questions.get(), holds_cells=True)
         assert (await asking).text.strip() == "It takes the place of this one."

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.device_memory.store import LaneStore
-from sharedkernel.errors import ConfigError, Refused, SharedKernelError
+from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions, LaneSharing
-from sharedkernel.executor.devices.cuda.discovery import check_torch, describe, named_device, why_unshared
+from sharedkernel.executor.devices.cuda.discovery import describe, named_device, why_unshared
 from sharedkernel.executor.devices.cuda.mps import MpsMode
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.devices.leases import UserMemory
@@ -25,9 +25,10 @@ from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Device, Limits
 from sharedkernel.selftest.runner import Identity, SelfTest
 from sharedkernel.selftest.steps import STEPS, Outcome, StepResult, Verdict, judge
-from sharedkernel.system.nvml import Gpu, GpuFacts, list_gpus
+from sharedkernel.system.nvml import Gpu, GpuFacts
+from tests.device_memory.fake_cuda import FakeCuda, Result
 from tests.device_memory.memfd import MemfdDriver
-from tests.executor.devices.fake_cuda import CUdevice_attribute, CUresult, FakeDriver
+from tests.device_memory.support import open_descriptors
 from tests.executor.devices.support import GIB, Recorder, make_process
 from tests.executor.harness import until
 from tests.fake_nvml import FakeGpu, FakeNvml
@@ -80,10 +81,11 @@ def test_a_device_that_is_not_shown_is_not_taken(name: str, visible: str) -> Non
         named_device(name, {"CUDA_VISIBLE_DEVICES": visible})
 
 
-def test_torch_without_cuda_is_refused_without_importing_it() -> None:
-    """The executor imports no torch: it reads what the package says of itself."""
+def test_a_build_of_torch_is_taken_at_its_word_and_not_imported(tmp_path: Path) -> None:
+    """The executor reads what the package says of itself; one without CUDA is refused."""
     code = """if True:
         import sys
+        sys.path[:0] = sys.argv[1:]
         from sharedkernel.errors import ConfigError
         from sharedkernel.executor.devices.cuda.discovery import check_torch
         try:
@@ -92,60 +94,45 @@ def test_torch_without_cuda_is_refused_without_importing_it() -> None:
             print(error)
         assert "torch" not in sys.modules
     """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    import torch
-
-    assert ("built without CUDA" in said) is (torch.version.cuda is None)
-
-
-def test_a_cuda_build_of_torch_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that says so is taken at its word."""
     package = tmp_path / "torch"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "version.py").write_text("__version__ = '2.11.0+cu130'\ncuda: str | None = '13.0'\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    check_torch()
+    own, other = (
+        subprocess.run([sys.executable, "-c", code, *path], capture_output=True, text=True, check=True).stdout
+        for path in ([], [str(tmp_path)])
+    )
+    import torch
+
+    assert ("built without CUDA" in own) is (torch.version.cuda is None)
+    assert other == ""
 
 
 def test_memory_that_can_be_shared_is_created_and_exported_once() -> None:
     """Nothing is left of the attempt."""
-    driver = FakeDriver()
-    assert why_unshared(driver) is None
-    assert driver.handles == {}
-    assert "cuMemExportToShareableHandle" in driver.calls
+    cuda, before = FakeCuda(), open_descriptors()
+    assert why_unshared(cuda) is None
+    assert cuda.calls.count("cuMemExportToShareableHandle") == 1
+    assert open_descriptors() == before
 
 
-@pytest.mark.parametrize(
-    ("attribute", "call", "words"),
-    [
-        (CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, None, "too old"),
-        (CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, None, "too old"),
-        (None, "cuInit", "cannot be used"),
-        (None, "cuMemExportToShareableHandle", "cuMemExportToShareableHandle"),
-        (None, "cuMemImportFromShareableHandle", "cuMemImportFromShareableHandle"),
-    ],
-)
-def test_where_memory_cannot_be_shared_it_says_why(attribute: int | None, call: str | None, words: str) -> None:
+@pytest.mark.parametrize("call", ["cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"])
+def test_where_memory_cannot_be_shared_it_says_why(call: str) -> None:
     """Sessions are served all the same, with ephemeral memory of their own."""
-    driver = FakeDriver()
-    if attribute is not None:
-        driver.attributes[attribute] = 0
-    if call is not None:
-        driver.results[call] = CUresult.CUDA_ERROR_NOT_SUPPORTED
-    reason = why_unshared(driver)
+    cuda, before = FakeCuda(), open_descriptors()
+    cuda.answers[call] = Result.CUDA_ERROR_NOT_SUPPORTED
+    reason = why_unshared(cuda)
     assert reason is not None
-    assert words in reason
+    assert call in reason
     assert "given back at a switch" in reason
-    assert driver.handles == {}
+    assert open_descriptors() == before
 
 
 def test_a_driver_library_without_the_calls_cannot_share() -> None:
     """Old drivers lack them; the bindings say so by an exception."""
-    driver = FakeDriver()
-    driver.missing.add("cuMemCreate")
-    assert "not found" in (why_unshared(driver) or "")
+    cuda = FakeCuda()
+    cuda.cuMemCreate = Mock(side_effect=RuntimeError('Function "cuMemCreate" not found'))
+    assert "not found" in (why_unshared(cuda) or "")
 
 
 # --- a device in service --------------------------------------------------------------------------------------------
@@ -191,15 +178,20 @@ def test_a_session_sees_one_gpu_by_its_uuid() -> None:
     assert make_device().environment(ADA) == {"CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def test_a_mig_instance_is_a_device_of_its_own() -> None:
-    """Sessions see it by its UUID; the status says what is off, as NVML has no figures for it."""
-    instance = FakeGpu(uuid="MIG-1", name="NVIDIA H200 MIG 1g.18gb", total=18 * GIB, reserved=0, use=None)
+async def test_a_mig_instance_is_a_device_of_its_own(tmp_path: Path) -> None:
+    """Sessions see it by its UUID; the status says what is off, as NVML has no figures for it, and its utilisation."""
+    instance = FakeGpu(uuid="MIG-1", name="NVIDIA H200 MIG 1g.18gb", total=18 * GIB, reserved=0, percent=80, use=None)
     device = make_device(FakeGpu(uuid="GPU-1", mig=True, instances={0: instance}))
     assert (device.device.name, device.device.capacity_bytes) == ("NVIDIA H200 MIG 1g.18gb", 18 * GIB)
     assert device.environment(ADA)["CUDA_VISIBLE_DEVICES"] == "MIG-1"
     note = str(device.details().nvml_note)
     assert "computing without a grant is not charged, and interference is not measured" in note
     assert make_device().details().nvml_note is None
+    holder = make_process("p", pid=1)
+    holder.page.words[Word.TURN] = Turn.HOLDING
+    async with serving(device, Recorder(holder), tmp_path):
+        assert await until(lambda: to_json(device.details())["utilisation"], "the instance's use is seen") == 0.8
+        assert device.utilisation(holder, None) is None
 
 
 @asynccontextmanager
@@ -256,32 +248,13 @@ async def test_utilisation_is_told_of_who_holds_the_gpu_alone(tmp_path: Path) ->
         assert (status["temperature_celsius"], status["power_watts"], status["power_limit_watts"]) == (41, 58.3, 72)
 
 
-async def test_of_a_mig_instance_no_session_is_told_its_utilisation(tmp_path: Path) -> None:
-    """The instance's own is in the status."""
-    instance = FakeGpu(uuid="MIG-1", percent=80, use=None)
-    holder = make_process("p", pid=1)
-    holder.page.words[Word.TURN] = Turn.HOLDING
-    device = make_device(FakeGpu(mig=True, instances={0: instance}))
-    async with serving(device, Recorder(holder), tmp_path):
-        assert await until(lambda: to_json(device.details())["utilisation"], "the instance's use is seen") == 0.8
-        assert device.utilisation(holder, None) is None
-
-
 async def test_allowances_are_told_when_they_change() -> None:
     """A session's limit is torch's own, set in its process: no limit is set from outside."""
-
-    class Sent(list[bytes]):
-        def write(self, data: bytes) -> None:
-            self.append(data)
-
-        def get_write_buffer_size(self) -> int:
-            return 0
-
     device, process = make_device(), make_process(limits=Limits(user="ada", quota_bytes=8 * GIB))
-    process.transport = sent = Sent()  # type: ignore[assignment]
+    process.transport = sent = Mock(get_write_buffer_size=lambda: 0)
     for _ in range(2):
         device.update([UserMemory(user="ada", sessions=[process], shelf=0)])
-    assert len(sent) == 1
+    sent.write.assert_called_once()
     assert process.sent_allowance is not None
     assert process.sent_allowance.limit_bytes == 8 * GIB
 
@@ -289,35 +262,26 @@ async def test_allowances_are_told_when_they_change() -> None:
 # --- MPS ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def mps_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
-    """Return a device that runs under MPS with two lanes side by side."""
+async def test_of_an_mps_server_each_has_a_part_and_strangers_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client's fault reaches all: only one trust domain at a time. With two lanes an average share is half."""
     program = tmp_path / "nvidia-cuda-mps-control"
     program.write_text("#!/bin/sh\ncat > /dev/null\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    return make_device(mps=MpsMode.REQUIRE, parallel_lanes=2)
-
-
-async def test_strangers_do_not_share_an_mps_server(mps_device: CudaDevice, tmp_path: Path) -> None:
-    """One client's fault reaches all: only one trust domain at a time."""
-    present = Recorder(make_process(limits=ADA))
-    async with serving(mps_device, present, tmp_path):
-        assert await refused(mps_device, GRACE, present) is None
-        assert await refused(mps_device, ALAN, present) == "mps"
-        assert await refused(mps_device, ALAN, Recorder()) is None
-        status = to_json(mps_device.details())
+    device, present = make_device(mps=MpsMode.REQUIRE, parallel_lanes=2), Recorder(make_process(limits=ADA))
+    async with serving(device, present, tmp_path):
+        assert await refused(device, GRACE, present) is None
+        assert await refused(device, ALAN, present) == "mps"
+        assert await refused(device, ALAN, Recorder()) is None
+        status = to_json(device.details())
         assert status["mps"] == "on"
         assert "fatal fault" in status["mps_note"]
-
-
-async def test_shares_become_parts_of_the_processors(mps_device: CudaDevice, tmp_path: Path) -> None:
-    """With two lanes an average share is half of them."""
-    async with serving(mps_device, Recorder(), tmp_path):
         heavy = Limits(user="grace", group="lab", share=3.0)
-        mps_device.check_start(heavy, [make_process(limits=ADA)])
+        device.check_start(heavy, present.sessions())
         percent = {
-            limits.user: mps_device.environment(limits)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for limits in (ADA, heavy)
+            limits.user: device.environment(limits)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for limits in (ADA, heavy)
         }
         assert percent == {"ada": "25", "grace": "75"}
 
@@ -347,19 +311,14 @@ class FakeSelfTest(SelfTest):
     ("failures", "mode"),
     [((), DeviceMemoryMode.SHARED), (("offload",), DeviceMemoryMode.PRIVATE), (("peaks",), DeviceMemoryMode.PLAIN)],
 )
-def test_what_the_self_test_finds_broken_is_switched_off(
+async def test_what_the_self_test_finds_broken_is_switched_off(
     failures: tuple[str, ...], mode: DeviceMemoryMode, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before the first session, with one sentence in the log and in status; sessions of before still get memory."""
-
-    async def scenario() -> CudaDevice:
-        device = make_device(self_test=FakeSelfTest(*failures))
-        await device.start(tmp_path, Recorder())
-        await device.stop(end_sessions=True)
-        return device
-
+    device = make_device(self_test=FakeSelfTest(*failures))
     with caplog.at_level("INFO"):
-        device = asyncio.run(scenario())
+        async with serving(device, Recorder(), tmp_path):
+            pass
     assert device.memory_mode is mode
     status = to_json(device.details())
     assert status["memory_mode"] == mode
@@ -394,9 +353,8 @@ async def test_lanes_are_not_tried_where_the_driver_has_none(tmp_path: Path) -> 
     """Nor are results trusted of a runtime directory without sessions."""
     self_test = FakeSelfTest()
     device = make_device(lanes="the driver is too old.", self_test=self_test)
-
-    await device.start(tmp_path, Recorder())
-    await device.stop(end_sessions=True)
+    async with serving(device, Recorder(), tmp_path):
+        pass
     assert device.memory_mode is DeviceMemoryMode.PRIVATE
     assert self_test.asked == [
         {
@@ -407,22 +365,3 @@ async def test_lanes_are_not_tried_where_the_driver_has_none(tmp_path: Path) -> 
         }
     ]
     assert device.details().lanes_shared_reason == "the driver is too old."
-
-
-# --- the command line -----------------------------------------------------------------------------------------------
-
-
-def test_without_a_device_the_first_gpu_is_served(tmp_path: Path) -> None:
-    """Where GPUs are said to be there and the driver is not, it does not serve the processor in their place."""
-    try:
-        list_gpus()
-    except SharedKernelError:
-        pytest.skip("there is a driver that does not work")
-    if list_gpus():
-        pytest.skip("there is a GPU")
-    command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(tmp_path / "run")]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr.startswith("sharedkernel: there is no NVIDIA driver here")
-    assert "or use --device host" in done.stderr
