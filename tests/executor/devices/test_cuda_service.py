@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sharedkernel.errors import Refused
-from sharedkernel.ipc.executor_client import ExecutorClient
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
 from tests.status.documents import to_json
+from tests.warm import take_place
 
 pytestmark = pytest.mark.heavy
 
@@ -23,14 +21,14 @@ class FakeGpuProcess(ExecutorProcess):
 
     def command(self) -> list[str]:
         """Return its command line."""
-        return [sys.executable, "-m", "tests.executor.devices.serve_fake_gpu", str(self.runtime_directory)]
+        python, option, _, _, *options = super().command()
+        return [python, option, "tests.executor.devices.serve_fake_gpu", *options]
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpuProcess]:
+def process() -> Iterator[FakeGpuProcess]:
     """Yield such an executor."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    process = FakeGpuProcess()
+    process = FakeGpuProcess("--spares", "1", place=take_place())
     yield process
     process.close()
 
@@ -51,7 +49,7 @@ async def test_sessions_are_forked_for_a_gpu_and_watched(process: FakeGpuProcess
         assert device["lanes_shared"] is False
         assert device["lanes_shared_reason"] == "it is not there."
         await _is_charged_for_use_without_a_grant(executor, process, notebook)
-        await _is_ended_for_overuse(executor.client, process, notebook)
+        await _is_ended_for_overuse(executor, process, notebook)
         process.process.send_signal(signal.SIGUSR1)
         refusal = await until(lambda: _refusal(executor), "a start is refused")
         assert refusal.reason == "device_lost"
@@ -75,16 +73,13 @@ async def _warning(notebook: Notebook) -> str:
     return str(shown["content"]["text"])
 
 
-async def _is_ended_for_overuse(client: ExecutorClient, process: FakeGpuProcess, notebook: Notebook) -> None:
+async def _is_ended_for_overuse(executor: Executor, process: FakeGpuProcess, notebook: Notebook) -> None:
     process.process.send_signal(signal.SIGUSR2)
     text = await _warning(notebook)
     assert "This notebook holds" in text
     assert "Free it within" in text
 
-    async def is_gone() -> bool:
-        return all(record.session != notebook.session for record in await client.sessions())
-
-    await until(is_gone, "the session is ended")
+    await executor.until_ended(notebook, "the session is ended")
     log = process.log()
     for step in ("warned", "offloaded", "ended"):
         assert f"beyond what your quota of 15.5 GiB leaves: {step}" in log, log
