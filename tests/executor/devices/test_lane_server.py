@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from sharedkernel.device_memory.driver import MIB, Handle
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.errors import Refused
 from sharedkernel.executor.devices.lane_server import LaneServer
+from sharedkernel.executor.processes.process import SessionHandle
 from tests.device_memory.memfd import MemfdDriver
 from tests.executor.devices.support import make_process
 
@@ -31,10 +33,23 @@ class GatedDriver(MemfdDriver):
         return super().create(size)
 
 
-async def test_the_event_loop_goes_on_while_a_lane_is_made() -> None:
+@pytest.fixture
+def driver() -> GatedDriver:
+    return GatedDriver()
+
+
+@pytest.fixture
+def desk(driver: GatedDriver) -> LaneServer:
+    return LaneServer(LaneStore(driver, capacity=512 * MIB))
+
+
+def ask(desk: LaneServer, process: SessionHandle, message: protocol.Message) -> Any:
+    """Return what a session is answered."""
+    return desk.handlers()[type(message)](process, message, [])
+
+
+async def test_the_event_loop_goes_on_while_a_lane_is_made(driver: GatedDriver, desk: LaneServer) -> None:
     """The driver has not created one unit yet, and the loop runs; the lane is made of these then."""
-    driver = GatedDriver()
-    desk = LaneServer(LaneStore(driver, capacity=512 * MIB))
     process = make_process()
     assert desk.lacks_units(process, 1, 30 * MIB)
     assert desk.lacks_units(process, 1, 400 * MIB)
@@ -52,23 +67,10 @@ async def test_the_event_loop_goes_on_while_a_lane_is_made() -> None:
     assert desk.used_bytes == driver.created == 0
 
 
-async def test_two_that_prepare_one_lane_create_its_units_once() -> None:
-    """The second waits for the first."""
-    driver = MemfdDriver()
-    desk = LaneServer(LaneStore(driver, capacity=512 * MIB))
-    await asyncio.gather(desk.prepare(1, 400 * MIB), desk.prepare(1, 400 * MIB))
-    assert desk.used_bytes == driver.created == 400 * MIB
-    desk.give_up(1)
-
-
-async def test_units_that_come_after_their_session_has_ended_are_freed() -> None:
+async def test_units_that_come_after_their_session_has_ended_are_freed(driver: GatedDriver, desk: LaneServer) -> None:
     """Nobody would ever release them."""
-    driver = GatedDriver()
-    desk = LaneServer(LaneStore(driver, capacity=64 * MIB))
     process = make_process()
-    asking = asyncio.ensure_future(
-        desk.handlers()[protocol.WantPrivateUnits](process, protocol.WantPrivateUnits(request=1, sizes=[2 * MIB]), [])
-    )
+    asking = asyncio.ensure_future(ask(desk, process, protocol.WantPrivateUnits(request=1, sizes=[2 * MIB])))
     await asyncio.to_thread(driver.asked.wait, 60)
     desk.ended(process)
     driver.gate.set()
@@ -77,16 +79,17 @@ async def test_units_that_come_after_their_session_has_ended_are_freed() -> None
     assert desk.used_bytes == driver.created == 0
 
 
-async def test_a_large_lane_that_is_not_needed_after_all_leaves_nothing() -> None:
-    """Nor does one for which there is no room: its session does without."""
-    driver = MemfdDriver()
-    desk = LaneServer(LaneStore(driver, capacity=512 * MIB))
-    await desk.prepare(1, 400 * MIB)
+async def test_a_large_lane_is_made_once_and_leaves_nothing_if_it_is_not_needed(
+    driver: GatedDriver, desk: LaneServer
+) -> None:
+    """Of two that prepare it the second waits for the first. One for which there is no room leaves nothing either."""
+    driver.gate.set()
+    await asyncio.gather(desk.prepare(1, 400 * MIB), desk.prepare(1, 400 * MIB))
+    assert desk.used_bytes == driver.created == 400 * MIB
     desk.give_up(1)
     assert desk.used_bytes == driver.created == 0
-    process = make_process()
     await desk.prepare(1, 600 * MIB)
-    assert not desk.granted(process, 1, 600 * MIB)
+    assert not desk.granted(make_process(), 1, 600 * MIB)
     desk.give_up(1)
     assert desk.used_bytes == driver.created == 0
 
@@ -94,47 +97,42 @@ async def test_a_large_lane_that_is_not_needed_after_all_leaves_nothing() -> Non
 async def test_a_lane_whose_pages_a_session_has_kept_is_nobodys_until_there_is_room_for_another() -> None:
     """On a full device; others do without, and have a lane again once there is room."""
     desk = LaneServer(LaneStore(MemfdDriver(), capacity=64 * MIB))
-    handlers = desk.handlers()
     first, second = make_process("first"), make_process("second")
     assert desk.granted(first, 1, 48 * MIB)
-    taken = handlers[protocol.TakeLane](first, protocol.TakeLane(request=1), []).message
+    taken = ask(desk, first, protocol.TakeLane(request=1)).message
     units = [unit for unit, _ in taken.units]
-    fetched = handlers[protocol.FetchUnits](first, protocol.FetchUnits(request=2, units=units), [])
-    for descriptor in fetched.descriptors:
+    for descriptor in ask(desk, first, protocol.FetchUnits(request=2, units=units)).descriptors:
         os.close(descriptor)
-    handlers[protocol.KeepUnits](first, protocol.KeepUnits(request=3, units=units[:12]), [])
-    handlers[protocol.LaneHandedOver](first, protocol.LaneHandedOver(request=4), [])
-    handlers[protocol.UnitsLetGo](first, protocol.UnitsLetGo(request=5, units=units[12:]), [])
+    ask(desk, first, protocol.KeepUnits(request=3, units=units[:12]))
+    ask(desk, first, protocol.LaneHandedOver(request=4))
+    ask(desk, first, protocol.UnitsLetGo(request=5, units=units[12:]))
     assert desk.used_bytes == 24 * MIB
     assert not desk.granted(second, 1, 48 * MIB)
     with pytest.raises(Refused, match="no lane now"):
-        handlers[protocol.TakeLane](second, protocol.TakeLane(request=6), [])
+        ask(desk, second, protocol.TakeLane(request=6))
     desk.ended(first)
     assert desk.granted(second, 1, 48 * MIB)
     desk.removed(1)
     assert desk.used_bytes == 0
 
 
-async def test_a_request_for_memory_that_is_repeated_has_the_same_units() -> None:
+async def test_a_request_for_memory_that_is_repeated_has_the_same_units(driver: GatedDriver, desk: LaneServer) -> None:
     """Its first answer was lost with the connection; two of them would leave memory that nobody uses."""
-    driver = MemfdDriver()
-    desk = LaneServer(LaneStore(driver, capacity=64 * MIB))
-    handlers = desk.handlers()
+    driver.gate.set()
     process = make_process()
 
-    async def ask(number: int) -> list[tuple[int, int]]:
-        message = protocol.WantPrivateUnits(request=number, sizes=[2 * MIB, 4 * MIB])
-        answer = await handlers[protocol.WantPrivateUnits](process, message, [])
+    async def want(number: int) -> list[tuple[int, int]]:
+        answer = await ask(desk, process, protocol.WantPrivateUnits(request=number, sizes=[2 * MIB, 4 * MIB]))
         for descriptor in answer.descriptors:
             os.close(descriptor)
         return list(answer.message.units)
 
-    first = await ask(1)
-    assert await ask(1) == first
-    assert (await asyncio.gather(ask(1), ask(1))) == [first, first]
+    first = await want(1)
+    assert await want(1) == first
+    assert (await asyncio.gather(want(1), want(1))) == [first, first]
     assert desk.used_bytes == driver.created == 6 * MIB
-    handlers[protocol.UnitsImported](process, protocol.UnitsImported(request=2, units=[u for u, _ in first]), [])
-    other = await ask(3)
+    ask(desk, process, protocol.UnitsImported(request=2, units=[unit for unit, _ in first]))
+    other = await want(3)
     assert not set(other) & set(first)
-    handlers[protocol.UnitsLetGo](process, protocol.UnitsLetGo(request=4, units=[u for u, _ in first + other]), [])
+    ask(desk, process, protocol.UnitsLetGo(request=4, units=[unit for unit, _ in first + other]))
     assert desk.used_bytes == 0

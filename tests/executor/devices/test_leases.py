@@ -20,15 +20,11 @@ async def test_a_session_kept_only_to_be_had_back_takes_nothing_of_the_quota() -
     limits = Limits(user="ada", quota_bytes=400 * MIB)
     computing, kept = (make_process(name, limits=limits) for name in ("computing", "kept"))
     leases: dict[str, Allowance] = {}
-    try:
-        computing.memory, kept.memory = Memory(persistent=100 * MIB), Memory(persistent=300 * MIB)
-        computing.page.words[Word.TURN] = Turn.HOLDING
-        kept.lingers_until = 60.0
-        book = Leases(DEVICE, lambda process, allowance: leases.update({process.process: allowance}))
-        book.update([UserMemory(user="ada", sessions=[computing, kept], shelf=0)])
-    finally:
-        computing.page.close()
-        kept.page.close()
+    computing.memory, kept.memory = Memory(persistent=100 * MIB), Memory(persistent=300 * MIB)
+    computing.page.words[Word.TURN] = Turn.HOLDING
+    kept.lingers_until = 60.0
+    book = Leases(DEVICE, lambda process, allowance: leases.update({process.process: allowance}))
+    book.update([UserMemory(user="ada", sessions=[computing, kept], shelf=0)])
     allowance = leases["computing"]
     assert allowance.limit_bytes == 400 * MIB
     assert allowance.others_bytes == 0
@@ -60,5 +56,4 @@ async def test_a_lease_is_the_sum_of_figures_of_one_moment() -> None:
         has_ended.set()
         thread.join()
         sys.setswitchinterval(interval)
-        process.page.close()
     assert found == {quota}

@@ -73,7 +73,11 @@ async def test_off_starts_nothing(runtime_directory: Path) -> None:
 
 @pytest.mark.parametrize("mode", [MpsMode.AUTO, MpsMode.REQUIRE])
 async def test_a_daemon_is_started_for_one_gpu_in_private_directories(runtime_directory: Path, mode: MpsMode) -> None:
-    """It is asked whether it answers before and after, and status says what it costs."""
+    """It is asked whether it answers before and after, and status says what it costs.
+
+    A client is bound to its quota in whole MiB, with room for the context, and to its percentage of the processors,
+    where lanes run side by side.
+    """
     mps = Mps(mode, UUID)
     await mps.start(runtime_directory)
     assert mps.is_on
@@ -83,6 +87,13 @@ async def test_a_daemon_is_started_for_one_gpu_in_private_directories(runtime_di
     assert calls(runtime_directory) == [
         f"[] 'get_server_list\\n' {UUID}", f"['-d'] '' {UUID}", f"[] 'get_server_list\\n' {UUID}",
     ]  # fmt: skip
+    variables = mps.environment(4 * GIB + 1, None)
+    assert variables["CUDA_MPS_PIPE_DIRECTORY"] == str(runtime_directory / "mps" / "pipe")
+    assert variables["CUDA_MPS_LOG_DIRECTORY"] == str(runtime_directory / "mps" / "log")
+    assert variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=5121M"
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in variables
+    percentages = [mps.environment(GIB, part)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for part in (0.5, 0.001, 3.0)]
+    assert percentages == ["50", "10", "100"]
 
 
 async def test_it_quits_with_its_sessions_and_stays_with_those_that_run_on(runtime_directory: Path) -> None:
@@ -116,16 +127,3 @@ async def test_without_the_program_it_says_where_it_comes_from(tmp_path: Path, m
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="is not installed here"):
         await Mps(MpsMode.REQUIRE, UUID).start(tmp_path)
-
-
-async def test_a_client_is_bound_to_its_quota_and_its_part(runtime_directory: Path) -> None:
-    """Memory in whole MiB, with room for the context; processors in percent, where lanes run side by side."""
-    mps = Mps(MpsMode.AUTO, UUID)
-    await mps.start(runtime_directory)
-    variables = mps.environment(4 * GIB + 1, None)
-    assert variables["CUDA_MPS_PIPE_DIRECTORY"] == str(runtime_directory / "mps" / "pipe")
-    assert variables["CUDA_MPS_LOG_DIRECTORY"] == str(runtime_directory / "mps" / "log")
-    assert variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=5121M"
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in variables
-    percentages = [mps.environment(GIB, part)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for part in (0.5, 0.001, 3.0)]
-    assert percentages == ["50", "10", "100"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from sharedkernel.executor.devices.cuda.monitor import GpuMonitor
@@ -38,8 +36,8 @@ async def test_a_gpu_that_disappears_is_told_and_found_again() -> None:
         watch.stop()
 
 
-def accused() -> Callable[..., list[str]]:
-    """Return a look at one session, which says what is done to it then."""
+async def test_nobody_is_warned_for_one_look_and_who_frees_it_in_time_is_forgiven() -> None:
+    """An excess has to last until the next look; then steps follow, `patience` apart, up to the end."""
     recorder = Recorder(make_process("p", pid=7, limits=Limits(user="ada", quota_bytes=4 * GIB)))
     overuse = Overuse(DEVICE, recorder, 30.0)
 
@@ -48,20 +46,9 @@ def accused() -> Callable[..., list[str]]:
         overuse.look(recorder.sessions(), {7: 60 * GIB if is_beyond else 0}, now)
         return [what for what, _, _ in recorder.done]
 
-    return look
-
-
-async def test_nobody_is_warned_for_one_look() -> None:
-    """An excess has to last until the next look; then steps follow, `patience` apart, up to the end."""
-    done = list(map(accused(), (0.0, 1.0, 30.0, 31.0, 61.0, 99.0)))
-    assert done == [[], ["warn"], [], ["offload"], ["end"], []]
-
-
-async def test_who_frees_it_in_time_is_forgiven() -> None:
-    """The next excess begins with a warning again."""
-    look = accused()
     assert [look(0.0), look(1.0), look(2.0, is_beyond=False)] == [[], ["warn"], []]
-    assert [look(40.0), look(41.0)] == [[], ["warn"]]
+    done = list(map(look, (40.0, 41.0, 70.0, 71.0, 101.0, 139.0)))
+    assert done == [[], ["warn"], [], ["offload"], ["end"], []]
 
 
 @pytest.mark.parametrize("beyond", [False, True])
