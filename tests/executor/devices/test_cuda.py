@@ -58,7 +58,6 @@ def test_more_than_there_is_cannot_be_offered(capacity: int, reserve: int | None
     ("name", "visible", "expected"),
     [
         ("cuda", None, "cuda"),
-        ("cuda", "GPU-7", "GPU-7"),
         ("cuda:1", "GPU-7, GPU-8", "GPU-8"),
         ("cuda:1", "3,2", "cuda:2"),
         ("cuda:0:1", None, "cuda:0:1"),
@@ -163,14 +162,6 @@ def test_lanes_are_shared_within_a_trust_domain(sharing: LaneSharing, shared: se
     assert with_ada == shared
     impostor = Limits(user="lab")
     assert (device.trust_domain(impostor) == device.trust_domain(ADA)) is (sharing is LaneSharing.ALL)
-
-
-def test_where_no_bytes_are_shared_there_is_one_domain() -> None:
-    """Lanes only count there, so any sessions may take turns in one."""
-    device = make_device(lanes="cannot.")
-    assert device.trust_domain(ADA) == device.trust_domain(ALAN)
-    assert device.details().lanes_shared is False
-    assert device.details().lanes_shared_reason == "cannot."
 
 
 def test_a_session_sees_one_gpu_by_its_uuid() -> None:

@@ -113,8 +113,7 @@ async def test_an_endless_loop_that_keeps_nothing_leaves_room_for_what_others_ke
         assert made.text == f"{60 << 18}\n"
         await executor.client.signal_session(looping.session, 2)
         assert (await endless).error == "KeyboardInterrupt"
-        before = int((await looping.run("print(iterations)", 2 * PATIENCE)).text)
-        assert before > 0
+        assert int((await looping.run("print(iterations)", 2 * PATIENCE)).text) > 0
 
 
 async def test_a_cell_that_is_interrupted_while_its_memory_is_away_ends(small: ExecutorProcess) -> None:
