@@ -52,12 +52,8 @@ def test_a_button_stops_the_cell_that_runs(open_lab: OpenLab) -> None:
         lab.wait_for_kernel()
 
 
-def test_a_dashboard_is_drawn_as_the_panel_is_and_kept(open_lab: OpenLab, tmp_path: Path) -> None:
-    """It has the same parts and colours, live while a cell runs, also after a reload.
-
-    Once its session has ended, its text takes the place of the figures, and is there after a reload, which starts
-    another.
-    """
+def test_a_dashboard_is_drawn_as_the_panel_is_also_after_a_reload(open_lab: OpenLab, tmp_path: Path) -> None:
+    """It has the same parts and colours, live while a cell runs."""
     lab = open_lab("ada")
     lab.new_notebook()
     cell = lab.run(_SHOW)
@@ -78,6 +74,15 @@ def test_a_dashboard_is_drawn_as_the_panel_is_and_kept(open_lab: OpenLab, tmp_pa
     expect(view.get_by_text("Nobody uses the device now.")).to_be_visible()
     lab.wait_for_kernel()
 
+
+def test_a_dashboard_of_a_session_that_has_ended_shows_what_it_said(open_lab: OpenLab) -> None:
+    """Its text takes the place of the figures, and is there after a reload, which starts another session."""
+    lab = open_lab("ada")
+    lab.new_notebook()
+    cell = lab.run(_SHOW)
+    view = lab.output(cell).locator(".sk-View")
+    expect(view.get_by_role("heading", name="Device", exact=True)).to_be_visible()
+    lab.wait_for_kernel()
     lab.page.evaluate("window.jupyterapp.commands.execute('notebook:shutdown-kernel')")
     static = lab.output(cell).locator("pre").filter(has_text="All your notebooks: ")
     expect(static).to_be_visible()
