@@ -20,6 +20,11 @@ from tests.printed import printed
 PATIENCE = 60.0
 
 
+def _close(opened: asyncio.Future[WebSocketClientConnection]) -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().close()
+
+
 @dataclass(frozen=True)
 class Answer:
     status: int
@@ -88,7 +93,12 @@ class Channels:
         self.socket: WebSocketClientConnection
 
     async def open(self) -> Self:
-        self.socket = await websocket_connect(self._request, subprotocols=self._protocols, max_message_size=1 << 30)
+        opening = websocket_connect(self._request, subprotocols=self._protocols, max_message_size=1 << 30)
+        try:
+            self.socket = await asyncio.shield(opening)
+        except asyncio.CancelledError:  # by a timeout: tornado opens it all the same
+            opening.add_done_callback(_close)
+            raise
         return self
 
     async def __aenter__(self) -> Self:
