@@ -328,7 +328,7 @@ def _with_devices(document: StatusDocument, host: Host) -> StatusDocument:
     if document.devices is not UNSET:
         return document
     # The executor's own name for it is its description.
-    name = str(host.devices[0].id).partition("/")[2] if host.devices else document.device.kind
+    name = next((device.name for device in host.summary.devices), document.device.kind)
     return merge({name: document}, {}, [name], "")
 
 
