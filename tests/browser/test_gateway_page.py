@@ -13,7 +13,8 @@ from tests.browser.gateway_page import OpenPage, row, section, show
 from tests.browser.lab import check_accessible, keep_picture
 from tests.browser.page_server import PageServer
 
-_WIDTHS = (1280, 700, 390)
+#: of a desktop, a narrow window, half of a desktop's (as with everything at 200 %) and a phone
+_WIDTHS = (1280, 700, 640, 390)
 #: the sizes of all text
 _SIZES = """
 [...document.querySelectorAll('#page *')].filter(element => [...element.childNodes].some(
@@ -22,17 +23,34 @@ _SIZES = """
 """
 
 
-@pytest.mark.parametrize(("users", "scheme"), [(3, "light"), (30, "dark")])
-def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer, users: int, scheme: str) -> None:
-    """On any screen axe finds nothing, nothing is wider than the screen, and text has one of four sizes."""
-    server.say(of_users(users))
+@pytest.mark.parametrize(("users", "devices", "scheme"), [(3, 1, "light"), (12, 1, "light"), (30, 4, "dark")])
+def test_nothing_keeps_anybody_out(
+    open_page: OpenPage, server: PageServer, users: int, devices: int, scheme: str
+) -> None:
+    """On any screen axe finds nothing, nothing is wider than the screen, and text has one of four sizes.
+
+    Twelve people are seen on one screen.
+    """
+    said = json.loads(of_users(users))
+    if devices > 1:
+        said["devices"] = [{**said["device"], "name": f"cuda:{number}"} for number in range(devices)]
+        for number, entry in enumerate(said["sessions"]):
+            entry["device"] = f"cuda:{number % devices}"
+    server.say(json.dumps(said))
     server.timeline = timeline_of(of_users(users))
     server.quotas = {"users": {name: limits_of("8GiB") for name in NAMES[:users]}}
     page = open_page(color_scheme=scheme)
+    strips = section(page, "Device" if devices == 1 else "Devices")
     for width in _WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         expect(row(page, "train.ipynb")).to_contain_text("grace")
-        expect(section(page, "Device").get_by_role("img", name="last hour")).to_be_visible()
+        if devices == 1:
+            expect(strips.get_by_role("img", name="last hour")).to_be_visible()
+        for entry in said.get("devices", ()):
+            expect(strips).to_contain_text(entry["name"])
+        if (width, users) == (1280, 12):
+            last = section(page, "Notebooks").get_by_role("row").last.bounding_box()
+            assert last["y"] + last["height"] <= 900
         assert set(page.evaluate(_SIZES)) <= {"12px", "14px", "20px", "28px"}
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         check_accessible(page)
