@@ -42,7 +42,7 @@ class PageServer:
     def __init__(self) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}/"
-        #: what the page is told of who looks at it
+        #: the answer to which user is signed in
         self.me: dict[str, Any] = {}
         self.quotas: dict[str, Any] = {"users": {}}
         self.history: dict[str, Any] | None = None

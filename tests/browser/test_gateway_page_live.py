@@ -97,7 +97,7 @@ def check_widths(page: Page, name: str) -> None:
 
 
 def test_the_executor_is_away(page: Page, open_window: OpenPage, served: LocalStack) -> None:
-    """One banner says since when and what to do, old figures are told from live ones, and others come without any."""
+    """One banner says since when and what to do; old figures are marked; who opens the page then sees none."""
     served.executor.kill()
     banner = page.get_by_text("No figures since")
     expect(banner).to_have_text(

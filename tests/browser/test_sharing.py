@@ -102,7 +102,7 @@ def test_memory_is_shown_at_once_and_room_is_asked_for(open_lab: OpenLab, tmp_pa
 def test_a_waiting_cell_moves_up_in_line(open_lab: OpenLab, tmp_path: Path) -> None:
     """Everybody sees who runs, and where in line they are themselves.
 
-    Who looks elsewhere is told of the turn after a long wait; the choice is kept in JupyterLab's settings.
+    After a long wait a notification tells of the turn if the page is hidden; JupyterLab's settings keep the choice.
     """
     grace, first, second = open_lab("grace"), open_lab("ada", script=SPY, **ALLOWED), open_lab("ada")
     stops = [tmp_path / str(number) for number in range(2)]

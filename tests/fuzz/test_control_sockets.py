@@ -19,7 +19,7 @@ _PATIENCE = 60.0
 _GREETINGS = st.just([]) | st.sampled_from(["gateway", "command", "session", ""]).map(
     lambda role: [protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role=role))]
 )
-#: but what is carried out for whoever may ask for it
+#: all but the request that every trusted peer may make
 _MESSAGES = messages(protocol.ToExecutor, but=(protocol.StartSession,))
 
 
@@ -81,7 +81,7 @@ def check_packets(stack: LocalStack, name: str, packets: list[bytes]) -> None:
 
 
 def test_the_small_processes_live_on_whatever_is_sent_to_them(stack: LocalStack, neighbour: Neighbour) -> None:
-    """Sessions start afterwards, and those that are there have lost nothing.
+    """Sessions start afterwards, and present ones have lost nothing.
 
     Whatever names, paths, variables and limits are asked for, there is an answer, and no session that nobody knows of.
     """

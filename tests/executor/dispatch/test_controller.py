@@ -62,7 +62,7 @@ async def test_who_was_stopped_and_holds_nothing_runs_again(
 
 
 async def test_who_waits_for_a_session_that_greets_anew_is_answered(tmp_path: Path) -> None:
-    """It does not know that it was to be offloaded, so whoever asked is told so, and may ask again."""
+    """It has lost the command to offload: the request is refused with that reason, and may be repeated."""
     controller = make_controller(HostLimits(DEVICE), tmp_path)
     try:
         notebook = Notebook(controller, {}, "p", "ada")

@@ -107,7 +107,7 @@ async def test_one_is_not_taken_for_hung_by_an_executor_that_was_stopped_itself(
 
 @pytest.mark.heavy
 async def test_one_that_does_not_answer_is_replaced(scratch: Path) -> None:
-    """It is ended, which is told of as any other end; its sessions live, and the next fork starts another.
+    """It is ended and that is logged, as any other end; its sessions live, and the next fork starts another.
 
     Told to quit, it has a while for that; an executor that stops does not wait for it for ever.
     """

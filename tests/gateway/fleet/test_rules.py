@@ -65,7 +65,7 @@ def test_users_get_the_next_free_colour_and_keep_it(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 async def test_a_colour_is_the_same_for_all_viewers_and_days() -> None:
-    """In an admin's document, a user's, and that of widgets; who came first keeps theirs whoever comes and goes.
+    """In an admin's document, a user's and that of widgets; the first users keep theirs when others come and go.
 
     The only executor is found whichever device it serves: status is as it always was.
     """

@@ -98,7 +98,7 @@ def test_a_gpus_sensors_are_metrics_and_absent_ones_are_left_out() -> None:
 async def test_metrics_and_readiness_say_when_the_executor_is_away(stack: Stack) -> None:
     """The gateway is alive, not ready; its own figures are there. So it is of one that hangs, but for the sentence.
 
-    Probes need no token, and are told nothing else.
+    Probes need no token, and learn nothing else.
     """
     ada, nobody, process = stack.client("ada"), Client(stack.gateway_url, ""), stack.executor.process
 
@@ -278,7 +278,7 @@ async def a_cell_too_many_is_refused(channels: Channels) -> None:
         await channels.send("execute_request", {"code": code, **cell})
     assert (await channels.until("error"))[-1]["content"]["evalue"].startswith("this session has 3 cells to run")
     await channels.send("input_reply", {"value": ""}, "stdin")
-    await channels.until("execute_reply", execution_count=5)  # the second of those that are let in behind the input
+    await channels.until("execute_reply", execution_count=5)  # the second cell that was accepted behind the input
     assert (await channels.run("a"))["text"] == "2"
 
 

@@ -74,7 +74,7 @@ def feed_of(*answers: StatusDocument | Exception) -> StatusFeed:
 
 
 async def test_a_refused_question_does_not_end_the_feed() -> None:
-    """Watchers are told what is wrong, and the next document when there is one again."""
+    """Watchers get the error, and the next document when there is one again."""
     one, other = document(sessions=[session("a", "ada")]), document(sessions=[session("b", "bob")])
     feed, watcher = feed_of(one, Refused("too long to be told.", reason="protocol"), other), Watcher()
     feed.add(watcher)  # type: ignore[arg-type]

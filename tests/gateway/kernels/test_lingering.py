@@ -24,7 +24,7 @@ async def test_what_lingers_does_not_give_way_to_its_own_notebook(lingering_stac
 
 
 async def test_a_running_cell_ends_with_a_shutdown(lingering_stack: Stack) -> None:
-    """It would use the device for as long as its session stays; its user is told who did it, and has all else back.
+    """It would use the device for as long as its session stays; its user reads who did it, and has all else back.
 
     So is who was away; others learn nothing.
     """

@@ -135,7 +135,7 @@ def test_what_one_client_was_told_no_other_is_told_again(message_log: MessageLog
         return ids(message_log.since(seen, b""))
 
     note([b"\x01"])
-    publish(message_log, 1, 2)  # heard by the client of whoever started the session
+    publish(message_log, 1, 2)  # for the client that started the session
     note([b"\x00"])
     publish(message_log, 3)
     note([b"\x01"])  # a gateway that goes before its client comes
