@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.driver import MIB, DeviceMemoryError, HostBuffer, InvalidMapping
+from sharedkernel.device_memory.driver import MIB, DeviceMemoryError, HostBuffer
 from sharedkernel.device_memory.layout import GivenUnit
 from sharedkernel.device_memory.mapper import Slot, SlotState
 from sharedkernel.device_memory.ranges import LiveRanges
@@ -246,15 +246,9 @@ class ArenaResidency:
                 backing.close()
 
     def restore(self, given: Sequence[GivenUnit]) -> None:
-        """Bring everything back; see :func:`restore`.
-
-        Raises
-        ------
-        InvalidMapping
-            When nothing is away.
-        """
-        if self._backing is None:
-            raise InvalidMapping("nothing is away that could be restored.")
+        """Bring back what is away, if anything is; see :func:`restore`."""
+        if self._backing is None:  # nothing lived when the session left, or an interrupt came when all was back
+            return
         try:
             with self._lock:
                 restore(self._arena, given, self._backing)

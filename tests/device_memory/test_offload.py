@@ -190,6 +190,18 @@ def test_a_session_that_cannot_be_offloaded_goes_on(make_session):
     session.check(block)
 
 
+def test_a_session_in_which_nothing_lives_comes_back(make_session):
+    """A cell that waits leaves although it has nothing yet; and bringing back what is back changes nothing."""
+    session = make_session("a")
+    session.offload()
+    session.restore()
+    block = session.allocate(30 * MIB, 7)
+    session.offload()
+    session.restore()
+    session.restore()
+    session.check(block)
+
+
 def test_dead_pages_are_not_copied(make_session):
     """What torch only keeps for later costs no host memory."""
     session = make_session("a")

@@ -181,8 +181,8 @@ class Residency:
 
     @property
     def away_bytes(self) -> int:
-        """Bytes that are away."""
-        return self._offloaded.size if self._offloaded is not None else 0
+        """Bytes that are away; 1 where the session has left with nothing, since 0 says that it has not."""
+        return max(1, self._offloaded.size) if self._offloaded is not None else 0
 
     @property
     def is_away(self) -> bool:

@@ -1,11 +1,13 @@
-"""Memory that does not come back at the first try."""
+"""Memory that does not come back at the first try, and a session that leaves with none."""
 
 from __future__ import annotations
 
 import pytest
 
+from sharedkernel import protocol
 from sharedkernel.session.offload.host import RestoreFailed
 from sharedkernel.session.offload.residency import bring_back
+from tests.session.harness import SessionUnderTest
 
 
 class FailingMemory:
@@ -40,3 +42,20 @@ def test_what_is_no_failure_of_the_device_is_raised_at_once(error: type[BaseExce
     with pytest.raises(error):
         bring_back(memory.restore, print)
     assert memory.num_tries == 1
+
+
+def test_a_cell_that_left_with_nothing_goes_on_under_a_new_executor(session: SessionUnderTest) -> None:
+    """The room of its iterations was wanted while it waited: its successor hears that it is away, and lets it back."""
+    since = session.mark
+    session.on_wanted = lambda wanted: None
+    request = session.client.execute("print(int(torch.ones(3).sum()))")
+    session.wait_for(protocol.DeviceWantedReport, since)
+    session.on_wanted = session.grant
+    session.say(protocol.OffloadCommand())
+    assert session.wait_for(protocol.OffloadedReport, since).offloaded_bytes == 0
+    since = session.mark
+    session.hang_up()
+    hello = session.wait_for(protocol.SessionHello, since)
+    assert (hello.offloaded_bytes, hello.cell_open, hello.wanting) == (1, True, False)
+    session.say(protocol.RestoreCommand())
+    assert session.reply(request)["text"] == "3\n"
