@@ -40,6 +40,8 @@ MOST_FREE_COUNTED = 128 << 20
 #: bytes by which two looks at the heap may differ and belong together
 _NEGLIGIBLE = 1 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+#: asking for it reads a file, which takes as long as all else that ends a grant
+_NUM_PROCESSORS = os.cpu_count() or 1
 
 
 #: `mallopt` parameters and their values. Memory freed by an iteration stays on the heap for the next one, instead of
@@ -276,7 +278,7 @@ class HostMeter(Meter):
         if held < 0.005:
             return None
         self._held_since, self._cpu_since = now, used
-        return min(1.0, busy / held / (os.cpu_count() or 1))
+        return min(1.0, busy / held / _NUM_PROCESSORS)
 
     def _measure_framework(self) -> None:
         """Measure what the process keeps apart from tensors (a few milliseconds, so only while nothing runs)."""
