@@ -108,9 +108,12 @@ class ServedDevice(ABC):
         """Return the variables that a session of this user is assigned with; they win over its client's."""
         return {}
 
-    def update(self, users: Iterable[UserMemory]) -> None:
-        """Lease memory anew to the sessions of *users*, whose figures may have changed; a user may have none left."""
-        self._leases.update(users)
+    def update(self, users: Iterable[UserMemory], others: Iterable[UserMemory] = ()) -> None:
+        """Lease memory anew to the sessions of *users*, some of whom may have none left.
+
+        Figures of *others* may have changed, too; they keep the leases that they have.
+        """
+        self._leases.update(users, others)
 
     @abstractmethod
     def _notify(self, session: SessionHandle, allowance: Allowance) -> None:

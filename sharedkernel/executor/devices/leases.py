@@ -11,11 +11,11 @@ What each user holds is kept. `dispatch/users.py` knows whose leases are to be r
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.user_quota import held_by, most_of_user, quota_use
+from sharedkernel.executor.processes.user_quota import kept_beside, most_of_user, quota_of, used_by
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Allowance, Device
 from sharedkernel.quota_check import CountedMemory, count_others
@@ -38,6 +38,20 @@ class UserMemory:
     shelf: int
 
 
+class _Look:
+    """The memory of one user at one moment."""
+
+    def __init__(self, memory: UserMemory) -> None:
+        self.user, self.shelf, self.sessions = memory.user, memory.shelf, list(memory.sessions)
+        self.figures = [session.counted for session in self.sessions]
+        #: what lingers counts for no quota, so it leaves its user's other sessions what it has
+        self.counting = [
+            counted if session.lingers_until is None else _NOTHING
+            for session, counted in zip(self.sessions, self.figures, strict=True)
+        ]
+        self.used = used_by(self.sessions, self.figures)
+
+
 class Leases:
     """The bytes that each session may have of one device.
 
@@ -57,49 +71,42 @@ class Leases:
         #: bytes that iterations are known to need beyond that, the largest need of each user who has any
         self._outstanding: dict[str, int] = {}
 
-    def update(self, users: Iterable[UserMemory]) -> None:
-        """Lease anew to the sessions of *users*; what the others were found to hold last still counts."""
+    def update(self, users: Iterable[UserMemory], others: Iterable[UserMemory] = ()) -> None:
+        """Lease anew to the sessions of *users*, and look at what *others* hold; of the rest, the last look counts."""
         # Looked at once: a session makes and frees memory meanwhile, and a lease is the sum of figures of one moment.
-        looks = [(memory, [session.counted for session in memory.sessions]) for memory in users]
-        for memory, figures in looks:
-            self._set_held(memory, figures)
+        looks = [_Look(memory) for memory in users]
+        for look in (*looks, *map(_Look, others)):
+            self._set_held(look)
         taken = sum(self._held.values()) + max(self._outstanding.values(), default=0)
         free = max(0, self._device.usable_bytes - taken)
         holders = heapq.nsmallest(NUM_HOLDERS + 1, self._held.items(), key=lambda held: (-held[1], held[0]))
-        for memory, figures in looks:
-            others = tuple(holder for holder in holders if holder[0] != memory.user)[:NUM_HOLDERS]
-            if figures:
-                self._update_user(memory, figures, free=free, holders=others)
+        for look in looks:
+            named = tuple(holder for holder in holders if holder[0] != look.user)[:NUM_HOLDERS]
+            if look.sessions:
+                self._update_user(look, free=free, holders=named)
 
-    def _set_held(self, memory: UserMemory, figures: Sequence[CountedMemory]) -> None:
-        own = memory.sessions
-        counting = (f for s, f in zip(own, figures, strict=True) if s.lingers_until is None)
-        outstanding = max((counted.outstanding for counted in counting), default=0)
-        self._outstanding.pop(memory.user, None)
+    def _set_held(self, look: _Look) -> None:
+        outstanding = max((counted.outstanding for counted in look.counting), default=0)
+        self._outstanding.pop(look.user, None)
         if outstanding:
-            self._outstanding[memory.user] = min(outstanding, most_of_user(own))
-        held = memory.shelf + max(0, held_by(own, figures) - outstanding)
-        self._held.pop(memory.user, None)
-        if own or held:
-            self._held[memory.user] = held
+            self._outstanding[look.user] = min(outstanding, most_of_user(look.sessions))
+        held = look.shelf + max(0, look.used + kept_beside(look.sessions) - outstanding)
+        self._held.pop(look.user, None)
+        if look.sessions or held:
+            self._held[look.user] = held
 
-    def _update_user(
-        self, memory: UserMemory, figures: Sequence[CountedMemory], *, free: int, holders: tuple[tuple[str, int], ...]
-    ) -> None:
-        own = list(memory.sessions)
-        use = quota_use(own, self._device, figures, shelf=memory.shelf)
-        assert use.quota is not None
-        remainder = max(0, min(use.quota - use.sessions - use.shelf, free))
-        # what lingers counts for no quota, so it leaves its user's other sessions what it has
-        counting = [f if s.lingers_until is None else _NOTHING for s, f in zip(own, figures, strict=True)]
-        is_any_working = any(map(_is_working, own))
-        for session, counted, others in zip(own, figures, count_others(counting), strict=True):
+    def _update_user(self, look: _Look, *, free: int, holders: tuple[tuple[str, int], ...]) -> None:
+        quota = quota_of(look.sessions[0].limits, self._device)
+        remainder = max(0, min(quota - look.used - look.shelf, free))
+        is_any_working = any(map(_is_working, look.sessions))
+        of_others = count_others(look.counting)
+        for session, counted, others in zip(look.sessions, look.figures, of_others, strict=True):
             growth = remainder if _is_working(session) or not is_any_working else min(remainder, IDLE_GROWTH_BYTES)
             allowance = Allowance(
                 # What its iterations are known to need stays its own, whatever its user's other sessions grow to.
                 limit_bytes=counted.persistent + max(counted.live, counted.needed) + growth,
-                quota_bytes=use.quota,
-                others_bytes=min(others, max(0, use.sessions)) + use.shelf,
+                quota_bytes=quota,
+                others_bytes=min(others, max(0, look.used)) + look.shelf,
                 capacity_bytes=self._device.capacity_bytes,
                 holders=holders,
             )

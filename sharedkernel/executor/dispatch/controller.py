@@ -250,7 +250,7 @@ class SessionController:
                 process.data_bytes = data_bytes
                 self._measured(process, memory)
                 self._want(process, growth)
-                self.limits.update_changed()  # nothing, if it was granted: its lease came before
+                self.limits.update_if_changed(process)  # not, if it was granted: its lease came before
             case protocol.Reserved(data_bytes=data_bytes):
                 process.data_bytes = data_bytes
                 self.limits.update(process)

@@ -4,12 +4,12 @@ A session's own figures live as long as it does: in its page and in its record. 
 have ended: without it an executor that is started again would show everybody as new.
 
 What one user takes or frees changes what is left for everybody. A session needs to know that when its cell opens, when
-it wants the device and when it is granted it: its user is concerned then, and leases are renewed at once. Others have
-old leases for a while. They are renewed by a timer, a few users at a time, so that a message costs the same however
-many users there are.
+it wants the device and when it is granted it: its user's leases are renewed at once then. Others have old leases for a
+while. They are renewed by a timer, a few users at a time, so that a message costs the same however many users there
+are.
 
-A session reports what changes its memory, but for what is live while it holds a grant: that is in its page. So holders
-are concerned whenever anybody is.
+A session reports what changes its memory, but for what is live while it holds a grant: that is in its page. So those of
+holders are renewed whenever anybody's are.
 """
 
 from __future__ import annotations
@@ -160,6 +160,8 @@ class LeaseRenewal:
         self._shelves: dict[str, int] = {}
         #: users whose figures may have changed since the last update
         self._concerned: set[str] = set()
+        #: users whose leases are older than their figures
+        self._behind: set[str] = set()
         #: users whose turn is still to come in the present round
         self._left: list[str] = []
         #: whether somebody's figures have changed since that began
@@ -185,31 +187,35 @@ class LeaseRenewal:
         self._concerned.add(user)
 
     def update(self, process: SessionHandle | None = None) -> None:
-        """Renew the leases of all who are concerned, the user of *process* among them."""
-        if process is not None:
-            self._concerned.add(process.user or "")
-        self._concerned.update(session.user.id for session in self._holders.values())
-        concerned, self._concerned = self._concerned, set()
-        self._served.update(map(self._memory, concerned))
+        """Renew the leases of holders and of the user of *process*, which waits for it; None: of all concerned."""
+        renewed: set[str] = {session.user.id for session in self._holders.values()}
+        if process is None:
+            renewed |= self._concerned
+        else:
+            renewed.add(process.user or "")
+        others, self._concerned = self._concerned - renewed, set()
+        self._behind |= others
+        self._served.update(map(self._memory, renewed), map(self._memory, others))
         self._is_outdated = True
         self._look_soon()
 
-    def update_changed(self) -> None:
-        """Renew the leases of all who are concerned, if anybody is since the last update."""
-        if self._concerned:
-            self.update()
+    def update_if_changed(self, process: SessionHandle) -> None:
+        """Do the same if figures of the user of *process* may have changed since the last time."""
+        if process.user in self._concerned:
+            self.update(process)
 
     def _look_soon(self) -> None:
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(_INTERVAL, self._look)
 
     def _look(self) -> None:
-        """Renew the leases of some users."""
+        """Renew the leases of those whose figures have changed, and of some others."""
         self._due = None
         if not self._left:
             self._left = [user for user, record in self._users.records.items() if record.sessions]
             self._is_outdated = False
-        some, self._left = self._left[:_USERS], self._left[_USERS:]
+        some, self._left = self._behind.union(self._left[:_USERS]), self._left[_USERS:]
+        self._behind = set()
         self._served.update(map(self._memory, some))
         if self._left or self._is_outdated:
             self._look_soon()

@@ -213,7 +213,8 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
     def counted(self) -> CountedMemory:
         """The part of its memory that counts against its user's quota."""
         measured = self.memory.persistent
-        live = max(self.promised_bytes, self.persistent_bytes + self.live_bytes - measured)
+        claimed = self._claimed(Word.PERSISTENT) + self._claimed(Word.LIVE)
+        live = max(self.promised_bytes, claimed - measured)
         return CountedMemory(persistent=measured, live=live, needed=self.memory.needed)
 
     @property

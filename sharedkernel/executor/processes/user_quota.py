@@ -47,9 +47,7 @@ def hard_limit(limits: Limits | None, device: Device) -> int | None:
     return most_of(limits, device) + 2 * HOST_CONTEXT_BYTES if device.kind == "host" else None
 
 
-def quota_use(
-    own: Collection[SessionHandle], device: Device, figures: Sequence[CountedMemory] | None = None, *, shelf: int = 0
-) -> QuotaUse:
+def quota_use(own: Collection[SessionHandle], device: Device, *, shelf: int = 0) -> QuotaUse:
     """Return the quota of one user on *device*, and what they have of it.
 
     Parameters
@@ -58,13 +56,11 @@ def quota_use(
         All sessions of the user; none: of a user whose quota is not known.
     device
         The device that is shared.
-    figures
-        As in :func:`used_by`.
     shelf
         Bytes that the user's shelf is charged with.
     """
     limits = next((process.limits for process in own), None)
-    return QuotaUse(quota=quota_of(limits, device), sessions=used_by(own, figures), shelf=shelf)
+    return QuotaUse(quota=quota_of(limits, device), sessions=used_by(own), shelf=shelf)
 
 
 def used_by(own: Collection[SessionHandle], figures: Sequence[CountedMemory] | None = None) -> int:
@@ -90,16 +86,17 @@ def used_by(own: Collection[SessionHandle], figures: Sequence[CountedMemory] | N
     return min(count(counted for _, counted in staying), max(measured, most))
 
 
-def held_by(own: Collection[SessionHandle], figures: Sequence[CountedMemory] | None = None) -> int:
-    """Return the bytes that all sessions of one user hold of the device: what counts, and what lingering ones keep.
+def kept_beside(own: Iterable[SessionHandle]) -> int:
+    """Return the bytes of the device that the sessions *own* hold and that do not count: framework, and lingering."""
+    return sum(
+        process.memory.framework + (process.memory.persistent if process.lingers_until is not None else 0)
+        for process in own
+    )
 
-    Parameters
-    ----------
-    own, figures
-        As in :func:`used_by`.
-    """
-    lingering = sum(process.memory.persistent for process in own if process.lingers_until is not None)
-    return used_by(own, figures) + lingering + sum(process.memory.framework for process in own)
+
+def held_by(own: Collection[SessionHandle]) -> int:
+    """Return the bytes that all sessions of one user hold of the device: what counts, and what does not."""
+    return used_by(own) + kept_beside(own)
 
 
 def most_of_user(own: Collection[SessionHandle]) -> int:

@@ -79,9 +79,9 @@ class CheckedDevice(HostLimits):
         self.differences: list[tuple[Allowance, Allowance]] = []
         self._leases = Leases(DEVICE, lambda process, allowance: self.leases.update({process.process: allowance}))
 
-    def update(self, users: Iterable[UserMemory]) -> None:
+    def update(self, users: Iterable[UserMemory], others: Iterable[UserMemory] = ()) -> None:
         users = list(users)
-        super().update(users)
+        super().update(users, others)
         expected = self.all_leases()
         for memory in users:
             for process in memory.sessions:
