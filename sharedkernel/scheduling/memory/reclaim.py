@@ -70,7 +70,9 @@ class Reclaimer:
         first = self._first_attainable(now)
         if first is None:
             return LaneReclaim()
-        if not (at_once or self.admission.is_due(first, now) or self._is_in_unknown_hands(first)):
+        if at_once or self.admission.is_due(first, now):
+            victims = self._victims(first)
+        elif not (victims := self._in_unknown_hands(first)):
             lane = self.admission.freeing(first)
             if lane is None:
                 lane = self.admission.unmeasured()  # without a signal, which measures nothing
@@ -79,7 +81,6 @@ class Reclaimer:
             # boundary frees for certain.
             is_known = first.wanted is not None or first.state is SessionState.RESTORING
             return LaneReclaim(asked=_running([lane])) if is_known else LaneReclaim(demanded=_unforced([lane]))
-        victims = self._victims(first)
         # A session that resumed an interrupted iteration, which could not be parked, has to reach its boundary.
         resumed = [lane for lane in victims if lane.occupant is not None]
         return LaneReclaim(
@@ -95,16 +96,19 @@ class Reclaimer:
             return None
         return first.wait.since + self.admission.config.overtake_patience
 
-    def _is_in_unknown_hands(self, session: Session) -> bool:
-        """Return whether a first cell lacks only what a lane has beyond all that is known of its sessions.
+    def _in_unknown_hands(self, session: Session) -> list[Lane]:
+        """Return lanes that run, and have what a first cell lacks beyond all that is known of their sessions.
 
         Such a lane was made for a session of which nothing was known. Nobody would miss these bytes, but without a
-        boundary they come back only when they are demanded.
+        boundary they come back only when they are demanded. One that does not run is no help: others would be admitted
+        to what it had before a session that is not due.
         """
         if session.is_measured or not session.context:
-            return False
+            return []
         missing = least(session) - self.ledger.free
-        return any(lane.size - lane.need >= missing for lane in self.lanes.by_id.values())
+        return [
+            lane for lane in self.lanes.by_id.values() if lane.holder is not None and lane.size - lane.need >= missing
+        ][:1]
 
     def _first_attainable(self, now: float) -> Session | None:
         if not self.admission.waiting or not self.admission.policy.is_preemptive:

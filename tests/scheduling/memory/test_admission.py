@@ -277,3 +277,21 @@ def test_no_boundary_is_asked_for_that_leaves_no_room_for_a_context(sched: Desk)
     assert sched.want("ada") == [Grant(session="ada", lane=1)]
     actions = [action for _ in range(3) for action in sched.tick_at_deadline()]
     assert Revoke(session="ada") in actions  # its lane is taken once dan has waited for long enough
+
+
+def test_a_first_cell_takes_no_lane_that_others_would_get_again(sched: Desk) -> None:
+    """A lane that was cleared before its turn was made anew for the same session, again and again without an end."""
+    for name in ("ada", "bob", "cleo", "dan"):
+        sched.ready(name, domain=f"{name}'s own")
+    sched.want("ada", 100)
+    sched.want("bob", 100)
+    sched.want("cleo")  # nothing is known of it: it gets the rest
+    for name, until in (("ada", 0.0), ("bob", 0.01)):
+        sched.at(until).release(name)
+        sched.want(name)
+    sched.release("cleo", "yield", ephemeral=200, live=200)
+    sched.want("cleo")
+    assert sched.tick_at_deadline() == [Revoke(session="ada")]
+    lanes = list(sched.scheduler.lanes.by_id)
+    sched.want("dan", context=150)  # as much as ada and bob have, of whom ada has not yielded yet
+    assert list(sched.scheduler.lanes.by_id) == lanes
