@@ -111,7 +111,8 @@ class MessageRouter:
         if isinstance(message, protocol.Hello | protocol.SessionHello):
             self._greet(peer, message)
         elif peer.role == "session":
-            self._handle_session(peer.session, message)
+            if peer.session.transport is peer.transport:  # else it has greeted anew, which covers what it said here
+                self._handle_session(peer.session, message)
         elif peer.role is not None:
             self._tasks.spawn(self._api.answer(peer, message))
         else:

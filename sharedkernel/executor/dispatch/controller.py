@@ -89,7 +89,9 @@ class SessionController:
         self._tasks.spawn(idle_holders.watch(self.driver.wait_for_change))
 
     def close(self) -> None:
-        """Decide nothing any more."""
+        """Decide nothing any more; what was stopped runs on."""
+        for process in self.sessions.values():
+            _let_run(process)
         self.programs.close()
         self._tasks.cancel()
         self.limits.close()

@@ -128,10 +128,11 @@ class ProgramTurns:
         self._settle(turn)  # another process of theirs may have come to the device
 
     def _begin(self, process: SessionHandle, eligible: Mapping[int, Program], busy: Sequence[int]) -> None:
-        now, state = self._loop.time(), self._scheduler.sessions[id_of(process)].state
+        now, session = self._loop.time(), self._scheduler.sessions[id_of(process)]
+        state = session.state
         if process.end_asked or process.grant.is_unsanctioned or now < self._refused.get(process.process, 0.0):
             return
-        if state in _AWAY_STATES:  # it is back before its next cell, or stays away
+        if state in _AWAY_STATES or session.offload.is_asked:  # it is back before its next cell, or stays away
             return
         if process.stopped is None:
             make_private_directory(self._directory)

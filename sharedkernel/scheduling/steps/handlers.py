@@ -301,6 +301,7 @@ class EventHandlers:
     def _on_not_restored(self, event: events.NotRestored) -> None:
         records, session = self._records, self._records.sessions[event.session]
         session.offload.is_returning = False  # what was charged for it is others' again
+        session.offload.is_cut_short = True  # only such a one asks again; an executor that started since does not know
         records.measure(session, event.memory)
         records.move(session, event)
         if session.id not in records.admission.waiting:

@@ -392,10 +392,11 @@ class Sections(GatePart):
             return False
         patience = _CLOSE_PATIENCE
         if self.lanes is not None and threading.get_ident() == self._main:
-            if self.lanes.has_turn:  # once the lane is handed over, nothing may run in it
-                patience = math.inf
+            had_turn = self.lanes.has_turn
             if not self._hand_over(self.lanes, at):
                 return False
+            if had_turn and not self.lanes.has_turn:  # once the lane is handed over, nothing may run in it
+                patience = math.inf
         try:
             with self._passage.closed(patience):
                 self._standing.release(at)

@@ -53,6 +53,16 @@ def test_a_restore_over_the_quota_is_refused_where_nothing_can_make_way(sched: D
     refused(sched.decline("ada2"))
 
 
+def test_an_executor_that_came_since_refuses_a_cell_that_gave_way_once_at_most(sched: Desk) -> None:
+    """It does not know that the cell was cut short until the first refusal is answered."""
+    sched.user("ada", quota=600 * MIB)
+    sched.away("ada1", 400 * MIB)
+    sched.ready("ada2")
+    sched.measure("ada2", persistent=500 * MIB)
+    assert refused(sched.reopen("ada1")).shortage.reason == "quota"
+    assert sched.not_restored("ada1") == [Restore(session="ada1")]
+
+
 def test_what_is_larger_than_the_device_is_not_brought_back(sched: Desk) -> None:
     """As after a restart with less capacity: one sentence, and nothing is lost."""
     sched.away("ada", 1001 * MIB)
