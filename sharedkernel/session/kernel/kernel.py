@@ -60,8 +60,8 @@ _NOT_OPENED = (KeyboardInterrupt, torch.OutOfMemoryError, RestoreFailed)
 _FEWEST_FRAMES = 5
 #: what JupyterLab says of a button that was clicked
 _CLICK = re.compile(rb'"event": ?"click"')
-#: seconds within which a client that asks for input has connected the socket for it, and between two looks
-_STDIN_PATIENCE, _STDIN_PAUSE = 10.0, 0.02
+#: seconds between two tries to ask for input a client whose socket for it is not connected, the first and the longest
+_STDIN_PAUSE, _LONGEST_STDIN_PAUSE = 0.02, 0.5
 
 
 @named_as(IPythonKernel)
@@ -151,18 +151,19 @@ class GatedKernel(IPythonKernel):
         """Ask the client for a line of text, once its socket for that is connected.
 
         Clients connect a socket for each channel; a cell that came over one of them may ask before the other is there,
-        and ZeroMQ drops what it cannot deliver: the cell would wait for ever.
+        or while a gateway is away for as long as that may be. ZeroMQ drops what it cannot deliver, and the cell would
+        wait for ever.
         """
-        deadline = time.monotonic() + _STDIN_PATIENCE
+        pause = _STDIN_PAUSE
+        self.stdin_socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         while True:
-            is_last = time.monotonic() >= deadline
-            self.stdin_socket.setsockopt(zmq.ROUTER_MANDATORY, 0 if is_last else 1)
             try:
                 return str(super()._input_request(*args, **keywords))
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
-                time.sleep(_STDIN_PAUSE)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_STDIN_PAUSE)
 
     @property
     def kernel_info(self) -> dict[str, Any]:
