@@ -11,6 +11,7 @@ its request, and has another session by now. So does one of a program's, once th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import IntEnum
@@ -22,7 +23,7 @@ from tornado.web import HTTPError
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.fleet.rules import FleetRules
-from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.gateway.kernels.kernel import IDLE_STATES, SessionKernel
 from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.status.document import SessionStatus, StatusDocument
 from sharedkernel.system.tasks import BackgroundTasks
@@ -119,11 +120,18 @@ class IdleCuller:
             entry = entries.get(kernel.session_id)
             if entry is None or kernel.is_changing:
                 continue
+            if kernel.execution_state == "busy" and entry.state in IDLE_STATES:
+                # what ran when this gateway came need not have been a cell, whose end would be reported
+                self._tasks.spawn(self._refresh(kernel))
             if self._is_unclaimed(kernel, entry):
                 if kernel.session_id not in self._steps:
                     self._begin(kernel, self._end_unclaimed(kernel))
             else:
                 self._check(kernel, entry, cull_after(kernel.user))
+
+    async def _refresh(self, kernel: SessionKernel) -> None:
+        with contextlib.suppress(SharedKernelError):  # asked again at the next check
+            await kernel.refresh_activity()
 
     def _is_unclaimed(self, kernel: SessionKernel, entry: SessionStatus) -> bool:
         if not self._unclaimed_seconds:

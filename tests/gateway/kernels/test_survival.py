@@ -17,12 +17,14 @@ from sharedkernel.paths import RECORDS_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, clean_gateway
+from tests.gateway.devices import until
 
 
 @pytest.fixture(scope="module")
 def whole_own_stack() -> Iterator[Stack]:
     """Run a stack whose services may be killed."""
-    with Stack(users=["ada", "grace"], capacity="2GiB", executor_arguments=["--spares", "0"]) as stack:
+    culling = "c.SessionKernels.cull_interval = 1"
+    with Stack(users=["ada", "grace"], capacity="2GiB", executor_arguments=["--spares", "0"], config=culling) as stack:
         yield stack
 
 
@@ -79,6 +81,33 @@ async def test_sessions_survive_the_gateway(own_stack: Stack) -> None:
 
 
 @pytest.mark.heavy
+async def test_what_ran_without_a_cell_when_the_gateway_came_ends(own_stack: Stack) -> None:
+    """A thread computes, whose end nobody reports: the kernel is not busy for ever."""
+    grace = own_stack.client("grace")
+    go_on = own_stack.directory / "end"
+    compute = f"while not os.path.exists({str(go_on)!r}): torch.ones(1000).sum()"
+    kernel, _ = await begin(grace, "me", f"import os, threading, torch\ndef compute():\n    {compute}\nprint(1)")
+
+    async def is_computing() -> bool:
+        status = (await grace.request("GET", "/sharedkernel/api/status")).body
+        return any(session["state"] == "running" for session in status["sessions"])
+
+    async def is_state(state: str) -> bool:
+        with contextlib.suppress(OSError):  # the gateway does not listen yet
+            model = await grace.request("GET", f"/api/kernels/{kernel}")
+            return model.status == 200 and model.body["execution_state"] == state
+        return False
+
+    async with grace.attach(kernel, "me") as channels:
+        await channels.run("thread = threading.Thread(target=compute); thread.start()")
+    await until(is_computing)
+    own_stack.gateway.kill()
+    own_stack.gateway.start()
+    await until(lambda: is_state("busy"))
+    go_on.touch()
+    await until(lambda: is_state("idle"))
+
+
 async def test_a_gateway_without_descriptors_follows_a_restarted_session_later(own_stack: Stack) -> None:
     """It can open no sockets to the new process at first; the notebook is there again once it can."""
     grace = own_stack.client("grace")
