@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _GATHERING_PATIENCE = 3.0
 #: seconds for which requests wait for the sessions of an executor that has just connected
 _RECOVERY_PATIENCE = 5.0
+#: seconds until one that is connected and could not be asked is asked again
+_ASK_AGAIN = 5.0
 
 
 class SessionRecovery:
@@ -115,12 +117,20 @@ class SessionRecovery:
         self._abandoned[session] = device
 
     def on_connected(self, device: str) -> None:
-        """Ask the executor of *device*, which has just connected, for its sessions."""
-        recovery = self._recovering[device] = self._tasks.spawn(self._recover_all(device))
+        """Ask the executor of *device*, which has just connected, for its sessions, until it answers or is gone."""
+        if device in self._recovering:
+            self._recovering[device].cancel()
+        recovery = self._recovering[device] = self._tasks.spawn(self._recover_while_connected(device))
         # One that connects and then hangs must not delay requests that other executors can answer.
         self._awaited[device] = asyncio.ensure_future(asyncio.wait([recovery], timeout=_RECOVERY_PATIENCE))
 
-    async def _recover_all(self, device: str) -> None:
+    async def _recover_while_connected(self, device: str) -> None:
+        while not await self._recover_all(device):
+            await asyncio.sleep(_ASK_AGAIN)
+            if device not in self._executors.connected():
+                return
+
+    async def _recover_all(self, device: str) -> bool:
         executor = self._executors[device]
         try:
             users = {record.user for record in await executor.sessions()}
@@ -131,7 +141,7 @@ class SessionRecovery:
             records = {record.session: record for record in await executor.sessions()}
         except SharedKernelError as error:
             log.warning("sessions could not be adopted: %s", error)
-            return
+            return False
         # No await from here on: the executor's answer is still true.
         for session in [session for session, where in self._abandoned.items() if where == device]:
             del self._abandoned[session]
@@ -157,6 +167,7 @@ class SessionRecovery:
             self._gathered.set()
         device_name = device if executor.device is None else executor.device.name
         log.info("connected to the executor (%s); %d sessions", device_name, len(own.keys() | records))
+        return True
 
     def _recover(self, record: SessionRecord, device: str, *, busy: bool) -> None:
         kernel_id = record.kernel or record.session
