@@ -223,10 +223,12 @@ class Outage:
         self._timer = self._told = None
 
     def _tell(self, url: str) -> None:
-        self._told = self._running_cell()
-        if self._told is not None:
+        self._timer = self._loop.call_later(OUTAGE_PATIENCE, self._tell, url)  # what is run meanwhile is told, too
+        cell = self._running_cell()
+        if cell is not None and cell != self._told:
+            self._told = cell
             self._responder.say(
                 f"[Shared GPU] the gateway at {url} is away; the session goes on there, and this notebook "
                 "waits for it.",
-                self._told,
+                cell,
             )

@@ -19,8 +19,9 @@ from sharedkernel.jupyter.session_socket import SessionSocket
 
 log = logging.getLogger(__name__)
 
-#: outputs kept for a subscriber that does not read, before zmq drops them; a gateway replays them in bursts
-OUTPUT_QUEUE_MESSAGES = 10_000
+#: outputs kept for a subscriber that does not read, before zmq drops them; a gateway replays them in bursts, of as many
+#: small ones as fit into its backlog and the session's own
+OUTPUT_QUEUE_MESSAGES = 50_000
 #: milliseconds that the last messages get to leave when the relay ends
 _LINGER = 1000
 

@@ -86,6 +86,20 @@ def test_a_held_cell_can_be_interrupted(line: Line, notebook: Notebook) -> None:
     assert notebook.run("print(x)").text() == "0\n"
 
 
+@pytest.mark.heavy
+def test_each_cell_that_waits_for_the_gateway_says_so(line: Line, notebook: Notebook) -> None:
+    """Also one that is run late in an outage, after another that was told and interrupted."""
+    notebook.run("x = 0")
+    line.cut(notebook)
+    for _ in range(2):
+        cell = notebook.client.execute("x = 1")
+        notebook.wait_for_output(cell, "is away; the session goes on there")
+        notebook.control("interrupt_request")
+        assert notebook.wait(cell).error.startswith("KeyboardInterrupt")
+    line.mend()
+    assert notebook.run("print(x)").text() == "0\n"
+
+
 def test_a_running_cell_is_interrupted_once_the_gateway_is_back(line: Line, notebook: Notebook, tmp_path: Path) -> None:
     """However often it was asked for: what runs after it is left alone."""
     message_id = waiting_cell(notebook, tmp_path / "never")
