@@ -11,12 +11,17 @@ import { DisposableDelegate, IDisposable } from '@lumino/disposable';
 import type { Widget } from '@lumino/widgets';
 
 import { Api, IKeptCell } from './api';
+import { RefusedError } from './limits';
 
 /** Milliseconds between two looks while cells run that another page has started. */
 const INTERVAL = 500;
 
 /** Looks without anything to follow until it is over: a cell that waits behind another begins a moment after its end. */
 const QUIET_LOOKS = 3;
+
+/** What a server that refuses for good has kept, as one without the route does; what passes is asked again. */
+const nothingIfFinal = (error: unknown): { version: number; cells: IKeptCell[] } | null =>
+  error instanceof RefusedError && error.status < 429 ? { version: 0, cells: [] } : null;
 
 /** What a code cell of a notebook needs to have. */
 export interface ICell {
@@ -97,7 +102,7 @@ export class OutputsKeeper implements DocumentRegistry.WidgetExtension {
     const followed = new Map<ICell, string>();
     let version = 0;
     for (let quiet = 0; quiet < QUIET_LOOKS; quiet++) {
-      const kept = await this._api.keptCells(kernel.id, version).catch(() => null);
+      const kept = await this._api.keptCells(kernel.id, version).catch(nothingIfFinal);
       if (handle.isDisposed || notebook.model === null || notebook.sessionContext.session?.kernel?.id !== kernel.id) {
         return;
       }
