@@ -20,6 +20,9 @@ from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
 
+#: restores of a session in a row that may fail before its user hears of it
+_MOST_SILENT_FAILURES = 5
+
 
 class Offloads:
     """The offloading of one device's sessions; needs a running event loop.
@@ -119,6 +122,7 @@ class Offloads:
         process.promised_bytes = process.growth  # what it lacked when it was offloaded in the middle of a cell
         process.offload.stayed = None
         process.offload.num_restores += 1
+        process.offload.num_failures = 0
         process.offload.restore_seconds += message.seconds
         self._measured(process, message.memory)
         self._driver.handle(events.Restored(session=id_of(process), memory=profile_of(message.memory)))
@@ -126,6 +130,12 @@ class Offloads:
 
     def not_restored(self, process: SessionHandle, memory: protocol.Memory) -> None:
         """Handle that a session's memory could not be brought back."""
+        process.offload.num_failures += 1
+        if process.offload.num_failures == _MOST_SILENT_FAILURES:
+            process.warn(
+                "The memory of this notebook could not be brought back several times, and is tried again. Its cell can "
+                "neither go on nor be interrupted without it: restart the kernel to give up, which loses its variables."
+            )
         log.warning("memory of session %s could not be restored; it waits again", process.session)
         self._measured(process, memory)
         self._driver.handle(events.NotRestored(session=id_of(process), memory=profile_of(memory)))

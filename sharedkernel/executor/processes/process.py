@@ -78,6 +78,8 @@ class OffloadProgress:
     #: times that it was offloaded and restored, and seconds that these took
     num_offloads: int = 0
     num_restores: int = 0
+    #: tries to bring it back in a row that failed
+    num_failures: int = 0
     offload_seconds: float = 0.0
     restore_seconds: float = 0.0
     #: requests to offload it that wait for its answer

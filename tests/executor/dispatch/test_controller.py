@@ -76,3 +76,35 @@ async def test_who_waits_for_a_session_that_greets_anew_is_answered(tmp_path: Pa
         assert refused.value.reason == "busy"
     finally:
         controller.close()
+
+
+async def test_who_was_stopped_runs_on_without_an_executor(tmp_path: Path, sleepers: list[int]) -> None:
+    """One that stops leaves nobody stopped, whether or not another comes."""
+    controller = make_controller(HostLimits(DEVICE), tmp_path, quantum=0.01, preempt_patience=0.01)
+    try:
+        for name, pid in zip(("ada", "grace"), sleepers, strict=True):
+            process = make_process(name, pid=pid, limits=Limits(user=name))
+            controller.add(process)
+            controller.handle(process, protocol.CellOpenedReport())
+            controller.handle(process, protocol.DeviceWantedReport(memory=MEMORY, data_bytes=0))
+        await until(lambda: is_stopped(sleepers[0]), "the holder is stopped for the other")
+    finally:
+        controller.close()
+    await until(lambda: not is_stopped(sleepers[0]), "it runs again")
+
+
+async def test_a_user_hears_of_memory_that_does_not_come_back(tmp_path: Path) -> None:
+    """Its cell waits in vain, so that somebody has to give up."""
+    controller = make_controller(HostLimits(DEVICE), tmp_path)
+    try:
+        notebook = Notebook(controller, {}, "p", "ada")
+        notebook.open(0)
+        notebook.want(0)
+        hello = make_hello("p", memory=Memory(), offloaded_bytes=MIB, cell_open=True)
+        controller.take_over(notebook.process, hello)
+        notebook.commands.clear()
+        for _ in range(20):
+            controller.handle(notebook.process, protocol.NotRestoredReport(memory=Memory()))
+        assert sum(b"could not be brought back" in command for command in notebook.commands) == 1
+    finally:
+        controller.close()
