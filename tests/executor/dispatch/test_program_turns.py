@@ -117,6 +117,22 @@ def test_a_program_runs_in_its_sessions_turns_alone(sleepers: list[int], steps: 
         runner.run(walk(Path(directory)))
 
 
+async def test_a_program_waits_for_its_session_that_is_on_its_way_out(tmp_path: Path, sleepers: list[int]) -> None:
+    """Its turn would bring memory back that no cell waits for, and the next cell would wait for ever."""
+    controller = make_controller(HostLimits(DEVICE), tmp_path)
+    try:
+        notebook = ProgramNotebook(controller, "ada", "ada", sleepers[0])
+        notebook.run_cell(90 * MIB)
+        asking = asyncio.create_task(controller.offloads.request(notebook.process))
+        await asyncio.sleep(0)
+        notebook.computes()
+        notebook.answer()
+        await asking
+        assert notebook.state is SessionState.OFFLOADED
+    finally:
+        controller.close()
+
+
 @pytest.mark.heavy
 async def test_on_the_host_device_programs_are_left_to_the_system(start_executor: StartExecutor) -> None:
     """Nothing is stopped there while sessions take turns."""
