@@ -115,8 +115,6 @@ class Admission:
 
     def refusal(self, session: Session) -> Refuse | None:
         """Return the refusal of *session*'s want or restore if it cannot be met; None: it can, sooner or later."""
-        if session.offload.is_cut_short:
-            return None
         if session.state is SessionState.RESTORING:
             return refuse_restore(session, self.ledger, self.offloading.own(session.user))
         return refuse_want(session, self.ledger)

@@ -97,18 +97,22 @@ class Reclaimer:
         return first.wait.since + self.admission.config.overtake_patience
 
     def _in_unknown_hands(self, session: Session) -> list[Lane]:
-        """Return lanes that run, and have what a first cell lacks beyond all that is known of their sessions.
+        """Return the lane that has what a first cell lacks beyond all that is known of its sessions, if there is one.
 
         Such a lane was made for a session of which nothing was known. Nobody would miss these bytes, but without a
-        boundary they come back only when they are demanded. One that does not run is no help: others would be admitted
-        to what it had before a session that is not due.
+        boundary they come back only when they are demanded, or its interrupted iteration is parked. Of a lane in which
+        nothing lives they come back by themselves; and to take others' is no help, since these may overtake a session
+        that is not due, and would get the same bytes again.
         """
         if session.is_measured or not session.context:
             return []
         missing = least(session) - self.ledger.free
-        return [
-            lane for lane in self.lanes.by_id.values() if lane.holder is not None and lane.size - lane.need >= missing
-        ][:1]
+        lanes = (lane for lane in self.lanes.by_id.values() if lane.size - lane.need >= missing)
+        return [lane for lane in lanes if lane.holder is not None or self._can_park(lane, missing)][:1]
+
+    def _can_park(self, lane: Lane, missing: int) -> bool:
+        """Return whether *missing* bytes come free if the interrupted iteration in *lane* is parked."""
+        return lane.occupant is not None and gain(lane) >= missing and self.demand.can_clear(lane)
 
     def _first_attainable(self, now: float) -> Session | None:
         if not self.admission.waiting or not self.admission.policy.is_preemptive:

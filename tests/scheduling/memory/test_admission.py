@@ -292,6 +292,6 @@ def test_a_first_cell_takes_no_lane_that_others_would_get_again(sched: Desk) -> 
     sched.release("cleo", "yield", ephemeral=200, live=200)
     sched.want("cleo")
     assert sched.tick_at_deadline() == [Revoke(session="ada")]
-    lanes = list(sched.scheduler.lanes.by_id)
     sched.want("dan", context=150)  # as much as ada and bob have, of whom ada has not yielded yet
-    assert list(sched.scheduler.lanes.by_id) == lanes
+    assert sched.state("bob") == sched.state("dan") == "queued"
+    assert sched.session("bob").lane is sched.scheduler.lanes.by_id[2]  # as before
