@@ -111,7 +111,8 @@ class MessageRouter:
         if isinstance(message, protocol.Hello | protocol.SessionHello):
             self._greet(peer, message)
         elif peer.role == "session":
-            if peer.session.transport is peer.transport:  # else it has greeted anew, which covers what it said here
+            # what one that has greeted anew said before is read late: the greeting covers all else
+            if peer.session.transport is peer.transport or isinstance(message, protocol.Assigned):
                 self._handle_session(peer.session, message)
         elif peer.role is not None:
             self._tasks.spawn(self._api.answer(peer, message))

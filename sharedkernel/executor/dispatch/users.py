@@ -190,7 +190,7 @@ class LeaseRenewal:
         """Renew the leases of holders and of the user of *process*, which waits for it; None: of all concerned."""
         renewed: set[str] = {session.user.id for session in self._holders.values()}
         if process is None:
-            renewed |= self._concerned
+            renewed |= self._concerned | self._behind
         else:
             renewed.add(process.user or "")
         others, self._concerned = self._concerned - renewed, set()
@@ -201,7 +201,7 @@ class LeaseRenewal:
 
     def update_if_changed(self, process: SessionHandle) -> None:
         """Do the same if figures of the user of *process* may have changed since the last time."""
-        if process.user in self._concerned:
+        if process.user in self._concerned | self._behind:
             self.update(process)
 
     def _look_soon(self) -> None:

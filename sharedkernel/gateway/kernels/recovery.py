@@ -117,20 +117,22 @@ class SessionRecovery:
         self._abandoned[session] = device
 
     def on_connected(self, device: str) -> None:
-        """Ask the executor of *device*, which has just connected, for its sessions, until it answers or is gone."""
-        if device in self._recovering:
-            self._recovering[device].cancel()
-        recovery = self._recovering[device] = self._tasks.spawn(self._recover_while_connected(device))
+        """Ask the executor of *device*, which has just connected, for its sessions."""
+        recovery = self._recovering[device] = self._tasks.spawn(self._recover_all(device))
         # One that connects and then hangs must not delay requests that other executors can answer.
         self._awaited[device] = asyncio.ensure_future(asyncio.wait([recovery], timeout=_RECOVERY_PATIENCE))
+        self._tasks.spawn(self._ask_again(device, recovery))
 
-    async def _recover_while_connected(self, device: str) -> None:
-        while not await self._recover_all(device):
+    async def _ask_again(self, device: str, first: asyncio.Future[None]) -> None:
+        """Repeat what has failed while the executor is connected; meanwhile sessions may start there."""
+        await asyncio.wait([first])
+        while device not in self._recovered:
             await asyncio.sleep(_ASK_AGAIN)
-            if device not in self._executors.connected():
+            if self._recovering[device] is not first or device not in self._executors.connected():
                 return
+            await self._recover_all(device)
 
-    async def _recover_all(self, device: str) -> bool:
+    async def _recover_all(self, device: str) -> None:
         executor = self._executors[device]
         try:
             users = {record.user for record in await executor.sessions()}
@@ -141,7 +143,7 @@ class SessionRecovery:
             records = {record.session: record for record in await executor.sessions()}
         except SharedKernelError as error:
             log.warning("sessions could not be adopted: %s", error)
-            return False
+            return
         # No await from here on: the executor's answer is still true.
         for session in [session for session, where in self._abandoned.items() if where == device]:
             del self._abandoned[session]
@@ -167,7 +169,6 @@ class SessionRecovery:
             self._gathered.set()
         device_name = device if executor.device is None else executor.device.name
         log.info("connected to the executor (%s); %d sessions", device_name, len(own.keys() | records))
-        return True
 
     def _recover(self, record: SessionRecord, device: str, *, busy: bool) -> None:
         kernel_id = record.kernel or record.session

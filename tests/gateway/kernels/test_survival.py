@@ -108,6 +108,7 @@ async def test_what_ran_without_a_cell_when_the_gateway_came_ends(own_stack: Sta
     await until(lambda: is_state("idle"))
 
 
+@pytest.mark.heavy
 async def test_a_gateway_without_descriptors_follows_a_restarted_session_later(own_stack: Stack) -> None:
     """It can open no sockets to the new process at first; the notebook is there again once it can."""
     grace = own_stack.client("grace")
