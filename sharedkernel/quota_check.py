@@ -1,4 +1,4 @@
-"""The check of a user's quota of memory: what counts, and whether more bytes fit. Pure; it raises nothing.
+"""The check of a user's quota of memory: what counts, whether more bytes fit, and the figures of a refusal. Pure.
 
 The rule, here and nowhere else: a user has the persistent memory of all their notebooks and their shelf, and for each
 open section what is live, or what it was measured to need if that is more. Needs count once, the largest of them:
@@ -26,11 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 #: private memory that the host device allows besides what the figures say, and that comes back with what was offloaded:
 #: stacks of new threads, fragments of the heap, what is allocated between two looks; at the limit itself not even the
 #: session's sockets work
 SLACK_BYTES = 64 << 20
+#: least that an idle notebook must hold for others to ask for it, in bytes
+LEAST_ROOM = 16 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +91,29 @@ class QuotaUse:
         """Return by how many bytes *more* bytes would exceed the quota; 0: they fit, as nothing more always does."""
         left = self.left
         return 0 if left is None or more <= 0 else max(0, more - left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Figures of memory that was refused, in bytes; `status/refusal_text.py` puts them into words."""
+
+    #: over the user's quota; more than the device has for it; waited for in vain. A metric label
+    reason: Literal["quota", "no_lane_fits", "memory"]
+    #: what the memory was wanted for
+    purpose: Literal["iteration", "growth", "restore", "context"]
+    #: None: not known
+    wanted: int | None
+    #: the user's quota, and what counts against it
+    use: QuotaUse
+    #: what the session keeps, and what the device has beside that
+    kept: int
+    room: int
+    capacity: int
+    reserve: int
+    #: what is free at this moment, and what is set aside for iterations
+    free: int
+    lanes: int
+    #: seconds of waiting; 0: there was none worth mentioning
+    waited: float = 0.0
+    #: users and what each of them keeps, the largest first
+    holders: tuple[tuple[str, int], ...] = ()

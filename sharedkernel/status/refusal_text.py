@@ -7,8 +7,7 @@ quota. Whether something is refused is decided elsewhere (`quota_check.py`).
 from __future__ import annotations
 
 from sharedkernel.protocol import Allowance
-from sharedkernel.quota_check import QuotaUse
-from sharedkernel.shortage import Shortage
+from sharedkernel.quota_check import QuotaUse, Shortage
 from sharedkernel.units import format_bytes, format_seconds
 
 _FREE = "free what you no longer need (`del name`)"

@@ -24,7 +24,7 @@ CORE = Path(sharedkernel.scheduling.__file__).parent
 #: what placement needs to match jobs to devices, and the registry to find policies; nobody else here
 ALLOWED_IN = {"matching.py": {"numpy", "scipy"}, "policies/registry.py": {"importlib", "pkgutil"}}
 #: pure helpers of the package itself
-ALLOWED_OWN = ("sharedkernel.scheduling", "sharedkernel.errors", "sharedkernel.quota_check", "sharedkernel.shortage")
+ALLOWED_OWN = ("sharedkernel.scheduling", "sharedkernel.errors", "sharedkernel.quota_check")
 
 
 def imports_of(path: Path) -> set[str]:

@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 
 from sharedkernel.protocol import Allowance
-from sharedkernel.quota_check import QuotaUse
-from sharedkernel.shortage import Shortage
+from sharedkernel.quota_check import QuotaUse, Shortage
 from sharedkernel.status.refusal_text import explain_lease, explain_shortage
 
 MIB = 1 << 20

@@ -9,9 +9,9 @@ import msgspec
 from sharedkernel import protocol
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.quota_check import LEAST_ROOM
 from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.policies.registry import POLICIES
-from sharedkernel.shortage import LEAST_ROOM
 from sharedkernel.status.text import expected_waits, notebook_in_words
 
 #: seconds until waiting sessions are first notified, and between looks at what has changed

@@ -15,7 +15,7 @@ import msgspec
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
-from sharedkernel.shortage import LEAST_ROOM
+from sharedkernel.quota_check import LEAST_ROOM
 from sharedkernel.status.document import RoomRequest, SessionStatus, StatusDocument
 
 #: seconds for which a request stands, and after which the same cell may ask again

@@ -14,13 +14,13 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
+from sharedkernel.quota_check import Shortage
 from sharedkernel.scheduling.memory.demand import MemoryDemand
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.model.actions import Refuse
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import SessionState
-from sharedkernel.shortage import Shortage
 
 
 class Patience:

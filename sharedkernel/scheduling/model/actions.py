@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sharedkernel.quota_check import Shortage
 from sharedkernel.scheduling.model.types import LaneId, SessionId
-from sharedkernel.shortage import Shortage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
