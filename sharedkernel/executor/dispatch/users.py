@@ -194,7 +194,7 @@ class LeaseRenewal:
         else:
             renewed.add(process.user or "")
         others, self._concerned = self._concerned - renewed, set()
-        self._behind |= others
+        self._behind = (self._behind | others) - renewed
         self._served.update(map(self._memory, renewed), map(self._memory, others))
         self._is_outdated = True
         self._look_soon()
