@@ -209,6 +209,16 @@ class SessionUnderTest:
         self.say(protocol.OffloadCommand())
         return self.wait_for(protocol.OffloadedReport, since)
 
+    def give_way(self, code: str) -> tuple[str, protocol.OffloadedReport]:
+        """Execute a cell, and have it move out where it wants the device; return its request and what it reports."""
+        since = self.mark
+        self.on_wanted = lambda wanted: None
+        request = self.client.execute(code)
+        self.wait_for(protocol.DeviceWantedReport, since)
+        self.on_wanted = self.grant
+        self.say(protocol.OffloadCommand())
+        return request, self.wait_for(protocol.OffloadedReport, since)
+
     def open(self, code: str) -> tuple[str, int]:
         """Execute a cell; once it is opened, return its request, and what :attr:`mark` was before."""
         since = self.mark

@@ -69,6 +69,7 @@ def test_what_is_larger_than_the_device_is_not_brought_back(sched: Desk) -> None
     refusal = refused(sched.reopen("ada"))
     assert refusal.shortage.reason == "no_lane_fits"
     assert "takes 1001 MiB, but the device has 1000 MiB for it" in explain_shortage(refusal.shortage)
+    assert refused(sched.not_restored("ada")).shortage.reason == "no_lane_fits"  # also of a cell that was cut short
 
 
 def test_a_shelf_is_charged_to_device_and_quota_and_outlives_sessions(sched: Desk) -> None:

@@ -46,13 +46,8 @@ def test_what_is_no_failure_of_the_device_is_raised_at_once(error: type[BaseExce
 
 def test_a_cell_that_left_with_nothing_goes_on_under_a_new_executor(session: SessionUnderTest) -> None:
     """The room of its iterations was wanted while it waited: its successor hears that it is away, and lets it back."""
-    since = session.mark
-    session.on_wanted = lambda wanted: None
-    request = session.client.execute("print(int(torch.ones(3).sum()))")
-    session.wait_for(protocol.DeviceWantedReport, since)
-    session.on_wanted = session.grant
-    session.say(protocol.OffloadCommand())
-    assert session.wait_for(protocol.OffloadedReport, since).offloaded_bytes == 0
+    request, report = session.give_way("print(int(torch.ones(3).sum()))")
+    assert report.offloaded_bytes == 0
     since = session.mark
     session.hang_up()
     hello = session.wait_for(protocol.SessionHello, since)

@@ -157,13 +157,7 @@ def test_what_touches_no_objects_leaves_them_away(session: SessionUnderTest) -> 
 @pytest.mark.heavy
 def test_what_gave_way_in_a_cell_asks_again_until_it_is_back(session: SessionUnderTest) -> None:
     """It can neither go on nor end without its memory: each refusal of it is reported, and a new answer awaited."""
-    since = session.mark
-    session.on_wanted = lambda wanted: None
-    request = session.client.execute("print(right())")
-    session.wait_for(protocol.DeviceWantedReport, since)
-    session.on_wanted = session.grant
-    session.say(protocol.OffloadCommand())
-    session.wait_for(protocol.OffloadedReport, since)
+    request, _ = session.give_way("print(right())")
     for _ in range(2):
         since = session.mark
         session.say(protocol.RefusedGrant(reason="memory", message="full"))
