@@ -191,8 +191,8 @@ def test_the_address_space_is_as_before(directory: Path) -> None:
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-def open_files(*, away: int = 0) -> dict[int, str]:
-    """Return the files that are open for good, *away* of which have what is away.
+def offload_files(count: int) -> list[int]:
+    """Return the descriptors of the files that have what is away; wait until *count* are open.
 
     An earlier one may just be closed, by a thread or as garbage.
     """
@@ -203,8 +203,9 @@ def open_files(*, away: int = 0) -> dict[int, str]:
     deadline = time.monotonic() + 60
     while True:
         files = processes.open_files(os.getpid())
-        if sum("/offload/" in name for name in files.values()) == away:
-            return files
+        found = [descriptor for descriptor, name in files.items() if "/offload/" in name]
+        if len(found) == count:
+            return found
         assert time.monotonic() < deadline, files
         time.sleep(0.001)
 
@@ -212,22 +213,20 @@ def open_files(*, away: int = 0) -> dict[int, str]:
 def test_the_file_is_private_nameless_and_not_inherited(directory: Path) -> None:
     """It is 0600 in a directory of 0700, has no name from the start, and is closed in programs started from here."""
     tensor = torch.ones(MIB)
-    before = set(open_files())
     away = send_away(directory)
-    (descriptor,) = set(open_files(away=1)) - before
+    (descriptor,) = offload_files(1)
     assert list(directory.iterdir()) == []
     assert os.stat(directory).st_mode & 0o777 == 0o700
     assert os.fstat(descriptor).st_mode & 0o777 == 0o600
     assert not os.get_inheritable(descriptor)
     away.restore(nothing)
-    assert set(open_files()) == before
+    offload_files(0)
     assert bool((tensor == 1).all())
 
 
 def test_a_departure_given_up_changes_nothing(directory: Path) -> None:
     """Stopped while it writes: nothing moved, nothing left."""
     tensor = torch.ones(MIB)
-    before = set(open_files())
     pending = RegionOffload(survey(), directory)
     pending.stop()
     with pytest.raises(CannotOffload) as caught:
@@ -235,7 +234,7 @@ def test_a_departure_given_up_changes_nothing(directory: Path) -> None:
     assert caught.value.reason == "busy"
     assert pending.is_stopped
     pending.abort()
-    assert set(open_files()) == before
+    offload_files(0)
     tensor += 1
     assert bool((tensor == 2).all())
 
@@ -243,14 +242,13 @@ def test_a_departure_given_up_changes_nothing(directory: Path) -> None:
 def test_a_disk_without_room_is_said_before_anything_is_written(directory: Path) -> None:
     """A limit on the size of files stands for a full disk: refused with the figure and what to do."""
     tensor = torch.ones(4 * MIB)
-    before = set(open_files())
     with (
         limited(resource.RLIMIT_FSIZE, MIB),
         pytest.raises(CannotOffload, match=r"MiB cannot be moved.* SHAREDKERNEL_OFFLOAD_DIR") as caught,
     ):
         RegionOffload(survey(), directory)
     assert caught.value.reason == "disk"
-    assert set(open_files()) == before
+    offload_files(0)
     pending = RegionOffload(survey(), directory)
     with limited(resource.RLIMIT_FSIZE, MIB), pytest.raises(CannotOffload) as caught:
         pending.write()
