@@ -8,13 +8,27 @@ import pytest
 
 from sharedkernel.protocol import Limits
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
-from tests.software_gpu.support import MIB, settings
+from tests.software_gpu.support import MIB, run_python, settings
 
 pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(600)]
 
 CONTEXT, CAPACITY, RESERVE = 300 * MIB, 1024 * MIB, 16 * MIB
 CELL = "import torch; x = torch.ones(1 << 20, device='cuda'); int(x.sum())"
 NAME = "import torch; torch.cuda.get_device_name(); print(torch.cuda.is_initialized(), end='')"
+#: what a process with a forked child, which has copies of its descriptors, gives back
+FORKED = """
+import os, signal, torch
+kept, freed = torch.ones(16 << 20, device="cuda"), torch.ones(8 << 20, device="cuda")
+before, _ = torch.cuda.mem_get_info()
+child = os.fork()
+if not child:
+    signal.pause()
+del freed
+torch.cuda.empty_cache()
+print(torch.cuda.mem_get_info()[0] - before, end="")
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+"""
 #: seconds that a cell may take, with its wait for others
 MOST_SECONDS = 200.0
 
@@ -24,6 +38,11 @@ def full_device(serve: Callable[..., ExecutorProcess]) -> Iterator[ExecutorProce
     """Yield an executor whose device has room for three contexts."""
     with settings(CONTEXT=CONTEXT, CAPACITY=CAPACITY):
         yield serve("--reserve", str(RESERVE), capacity=str(CAPACITY))
+
+
+def test_a_forked_child_keeps_nothing_that_its_parent_gives_back() -> None:
+    """As a data loader's worker, which a training has while others need its memory."""
+    assert run_python(FORKED) == str(32 * MIB)
 
 
 async def test_without_room_for_a_context_a_cell_ends_with_figures_and_runs_later(full_device: ExecutorProcess) -> None:

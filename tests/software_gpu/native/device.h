@@ -82,6 +82,7 @@ struct sg_usage {
     int64_t bytes;
 };
 int sg_create_memory(int device, int64_t size); /* a descriptor; -1, with errno ENOMEM where the device is full */
+int sg_share_memory(int descriptor); /* another one, for whom it lives as well; -1 where no descriptor is left */
 void sg_close_memory(int descriptor, int device, int64_t size, bool created_here);
 bool sg_is_memory(int descriptor, int *device, int64_t *size);
 int64_t sg_recount_memory(int device);

@@ -1,10 +1,11 @@
 /* Physical device memory: files of a tmpfs, counted against one capacity for all processes.
  *
- * A piece of memory lives while any process has a descriptor or a mapping of it, as CUDA's handles do. It is one open
- * file description, locked shared (flock). The kernel drops that lock with the last reference in any process, so
- * "can it be locked exclusively?" answers "is this memory free?" also after `kill -9`, and for descriptors on their way
- * through a socket. A file's name says whose it is: `device.pid.number.size`; pid 0 marks memory that its creator
- * released while others still had it. */
+ * A piece of memory lives while any process has a handle, a mapping or an exported descriptor of it, as CUDA's does.
+ * Each of those is an open file description of its own, locked shared (flock). The kernel drops that lock with the last
+ * reference in any process, so "can it be locked exclusively?" answers "is this memory free?" also after `kill -9`, and
+ * for descriptors on their way through a socket. What a process releases it unlocks: a forked child, which has copies of
+ * its parent's descriptors, keeps only what the parent had when it died. A file's name says whose it is:
+ * `device.pid.number.size`; pid 0 marks memory that its creator released while others still had it. */
 #include "device.h"
 #include <dirent.h>
 #include <errno.h>
@@ -94,9 +95,9 @@ static void sweep(int device) {
         closedir(directory);
 }
 
-/* Return a descriptor of a new, empty file. High numbers leave the low ones to programs that use select. */
-static int create_file(const char *path) {
-    int low = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+/* Open a file. High numbers leave the low ones to programs that use select. */
+static int open_high(const char *path, int flags) {
+    int low = open(path, O_RDWR | O_CLOEXEC | flags, 0600);
     if (low < 0)
         return -1;
     int high = fcntl(low, F_DUPFD_CLOEXEC, 4096);
@@ -123,7 +124,7 @@ int sg_create_memory(int device, int64_t size) {
     memory_path(unnamed, sizeof unnamed, name);
     snprintf(name, sizeof name, "%d.%d.%ld.%ld", device, getpid(), number, size);
     memory_path(path, sizeof path, name);
-    int fd = create_file(unnamed);
+    int fd = open_high(unnamed, O_CREAT | O_EXCL);
     if (fd < 0 || ftruncate(fd, size) || flock(fd, LOCK_SH) || rename(unnamed, path)) {
         int error = errno;
         sg_log("cannot create %s: %s", path, strerror(error));
@@ -136,6 +137,17 @@ int sg_create_memory(int device, int64_t size) {
     }
     state->used += size;
     sg_unlock();
+    return fd;
+}
+
+int sg_share_memory(int descriptor) {
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    int fd = open_high(link, 0);
+    if (fd >= 0 && flock(fd, LOCK_SH)) {
+        close(fd);
+        return -1;
+    }
     return fd;
 }
 
@@ -156,6 +168,7 @@ void sg_close_memory(int descriptor, int device, int64_t size, bool created_here
     snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
     sg_lock();
     int probe = open(link, O_RDWR | O_CLOEXEC); /* a description of its own, which has no lock */
+    flock(descriptor, LOCK_UN);
     close(descriptor);
     ssize_t length = -1;
     if (probe >= 0) {

@@ -11,7 +11,6 @@
  * New memory is zero here, and is not on a GPU. */
 #include "driver.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -154,7 +153,10 @@ API cuMemExportToShareableHandle(void *descriptor, CUmemGenericAllocationHandle 
     struct physical **found = find_handle(handle);
     if (!found || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !(*found)->shareable)
         FAIL(CUDA_ERROR_INVALID_VALUE);
-    int fd = dup((*found)->descriptor);
+    int shared = sg_share_memory((*found)->descriptor);
+    int fd = shared < 0 ? -1 : dup(shared); /* one that a program started from here inherits: the worst that may be */
+    if (shared >= 0)
+        close(shared);
     if (fd < 0)
         FAIL(CUDA_ERROR_OPERATING_SYSTEM);
     *(int *)descriptor = fd;
@@ -169,9 +171,7 @@ API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *o
     int64_t size;
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !sg_is_memory(given, &device, &size))
         FAIL(CUDA_ERROR_INVALID_VALUE);
-    int fd = fcntl(given, F_DUPFD_CLOEXEC, 4096);
-    if (fd < 0)
-        fd = fcntl(given, F_DUPFD_CLOEXEC, 0);
+    int fd = sg_share_memory(given);
     if (fd < 0)
         FAIL(CUDA_ERROR_OPERATING_SYSTEM);
     struct physical *physical = new_physical(fd, device, size);
