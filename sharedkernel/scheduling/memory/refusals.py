@@ -37,8 +37,11 @@ class Patience:
         self.demand = demand
 
     def ends(self, session: Session) -> float:
-        """Return until when *session* may wait while it holds memory itself, seconds."""
-        return session.wait.since + self.config.growth_patience
+        """Return until when *session* may wait while it holds memory itself, or for more than what is away, seconds."""
+        ends = session.waits_since + self.config.growth_patience
+        if session.is_growing and (excess := self.demand.excess(session)) > 0:
+            return min(ends, self._lacked_for_good(session, excess))
+        return ends
 
     def hopeless_from(self, session: Session, now: float) -> float:
         """Return from when on a session waits in vain, for more than it could have if all others moved; else infinity.
@@ -67,13 +70,16 @@ class Patience:
 
     def _refused_from(self, session: Session, excess: int) -> float:
         """Return when *session* has lacked *excess* bytes for good for long enough."""
-        patience = self.config.overtake_patience
         if session.state is SessionState.WAITING and (session.is_measured or session.context):
-            kept, since = self.demand.unmovable_of_others(session)
-            if excess > kept:
-                # It may ask again for less: its present need may differ from the measured one.
-                return max(session.waits_since, since) + patience
-        return session.waits_since + self.config.growth_patience + patience
+            # It may ask again for less: its present need may differ from the measured one.
+            if (since := self._lacked_for_good(session, excess)) < math.inf:
+                return since
+        return session.waits_since + self.config.growth_patience + self.config.overtake_patience
+
+    def _lacked_for_good(self, session: Session, excess: int) -> float:
+        """Return when *session* has lacked for long enough what no end of another's cell gives; infinite: one may."""
+        kept, since = self.demand.unmovable_of_others(session)
+        return max(session.waits_since, since) + self.config.overtake_patience if excess > kept else math.inf
 
 
 def refuse_want(session: Session, ledger: Ledger) -> Refuse | None:

@@ -235,6 +235,26 @@ def test_the_latest_of_two_that_grow_gives_way(make_sched: Callable[..., Desk]) 
     assert sched.session("bob").iteration.parked == 0
 
 
+def test_what_gave_way_does_not_wait_for_more_than_it_can_ever_have(make_sched: Callable[..., Desk]) -> None:
+    """A new notebook's context has taken what it lacked: it comes back without, and is refused that at once."""
+    sched = make_sched(capacity=CAPACITY, parallel_lanes=2, utilisation_limit=9.0)
+    sched.user("ada", offload_after=0.0)
+    sched.user("bob", offload_after=0.0)
+    sched.begin("ada", "bob", ephemeral=450 * MIB)
+    sched.grow("ada", 200 * MIB, live=450 * MIB)
+    assert sched.grow("bob", 300 * MIB, live=450 * MIB) == [Offload(session="bob")]
+    sched.offload("bob")
+    sched.start("cleo", framework=300 * MIB)
+    assert (sched.tick_at_deadline(), sched.now) == ([Revoke(session="ada")], 5.0)
+    assert sched.release("ada", persistent=0, ephemeral=650 * MIB)[-1] == Restore(session="bob")
+    sched.want("ada")
+    sched.restored("bob")
+    assert sched.session("bob").iteration.parked == 0
+    refusal = refused(sched.want("bob", growth=300 * MIB))
+    assert (refusal.session, refusal.shortage.purpose, sched.now) == ("bob", "growth", 5.0)
+    assert sched.want("bob")[-1] == Grant(session="bob", lane=3)
+
+
 def test_nobody_gives_way_in_vain(make_sched: Callable[..., Desk]) -> None:
     """Where even all of the later one's memory would not do, the later one is refused, as if it could not be moved."""
     sched = make_sched(capacity=CAPACITY, policy="fifo", parallel_lanes=2, utilisation_limit=9.0)
