@@ -82,9 +82,13 @@ class KernelPage:
         """Return once a cell has its reply and is idle; return what it printed, and its error."""
         reply = self.wait(lambda message: message["type"] == "execute_reply" and message["about"] == request)
         self.wait(lambda message: is_idle(message) and message["about"] == request)
-        about = [message["content"] for message in self.messages if message["about"] == request]
         error = f"{reply['content']['ename']}: {reply['content']['evalue']}" if "ename" in reply["content"] else ""
-        return "".join(content["text"] for content in about if content.keys() == {"name", "text"}) + error
+        return self.printed(request) + error
+
+    def printed(self, request: str) -> str:
+        """Return what a cell has printed so far; a text may come in any number of messages."""
+        about = [message["content"] for message in self.messages if message["about"] == request]
+        return "".join(content["text"] for content in about if content.keys() == {"name", "text"})
 
     def wait_for_text(self, text: str) -> Message:
         """Return the first message, of those that came or come, with *text* in what it prints."""
@@ -96,13 +100,16 @@ class KernelPage:
             if is_it(message):
                 return message
         deadline = time.monotonic() + PATIENCE
-        while not is_it(message := self._next()):
-            assert time.monotonic() < deadline, self.messages
+        while not is_it(message := self._next(deadline)):
+            pass
         return message
 
-    def _next(self) -> Message:
-        frame = self._socket.recv()
-        if isinstance(frame, str):
+    def _next(self, deadline: float) -> Message:
+        opcode = None
+        while opcode not in (websocket.ABNF.OPCODE_TEXT, websocket.ABNF.OPCODE_BINARY):  # pings come for ever
+            assert time.monotonic() < deadline, self.messages
+            opcode, frame = self._socket.recv_data(control_frame=True)
+        if opcode == websocket.ABNF.OPCODE_TEXT:
             old = json.loads(frame)
             message = {"channel": old["channel"], "content": old["content"], "header": old["header"]}
             parent = old["parent_header"]

@@ -15,7 +15,7 @@ import pytest
 from sharedkernel.local_stack import LocalStack
 from tests.asking import ask
 from tests.client.extension.conftest import StartServer
-from tests.client.extension.kernel_page import KernelPage
+from tests.client.extension.kernel_page import KernelPage, is_idle
 from tests.client.extension.server import JupyterServer
 from tests.client.relay.support import wait_until
 
@@ -207,7 +207,8 @@ def test_a_relay_that_dies_is_not_missed(steady: JupyterServer, tmp_path: Path, 
         assert told == sorted(told)
         # nor does a page miss anything that is loaded again
         assert recorded(steady, kernel).removesuffix("on\n").split() == list(map(str, told))
-        other.wait_for_text("on\n")
+        other.wait(lambda message: is_idle(message) and message["about"] == cell)
+        assert other.printed(cell).endswith("on\n")
         for each in (page, other):
             assert not any(message["content"].get("execution_state") == "restarting" for message in each.messages)
         wait_for_state(steady, kernel, "idle")
