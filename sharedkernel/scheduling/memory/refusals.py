@@ -70,11 +70,11 @@ class Patience:
 
     def _refused_from(self, session: Session, excess: int) -> float:
         """Return when *session* has lacked *excess* bytes for good for long enough."""
+        latest = session.waits_since + self.config.growth_patience + self.config.overtake_patience
         if session.state is SessionState.WAITING and (session.is_measured or session.context):
             # It may ask again for less: its present need may differ from the measured one.
-            if (since := self._lacked_for_good(session, excess)) < math.inf:
-                return since
-        return session.waits_since + self.config.growth_patience + self.config.overtake_patience
+            return min(latest, self._lacked_for_good(session, excess))
+        return latest
 
     def _lacked_for_good(self, session: Session, excess: int) -> float:
         """Return when *session* has lacked for long enough what no end of another's cell gives; infinite: one may."""
