@@ -71,7 +71,7 @@ class Reclaimer:
         if first is None:
             return LaneReclaim()
         if at_once or self.admission.is_due(first, now):
-            victims = self._victims(first)
+            victims = self._victims(first, at_once=at_once)
         elif not (victims := self._in_unknown_hands(first)):
             lane = self.admission.freeing(first)
             if lane is None:
@@ -125,15 +125,20 @@ class Reclaimer:
         queue = (session for session in self.admission.queue() if session not in self.admission.behind)
         return next((session for session in queue if self.admission.is_attainable(session)), None)
 
-    def _victims(self, session: Session) -> list[Lane]:
-        """Return the lanes whose memory *session* takes: preempted ones, then those ranked last."""
+    def _victims(self, session: Session, *, at_once: bool) -> list[Lane]:
+        """Return the lanes whose memory *session* takes: preempted ones, then those ranked last.
+
+        One that was just given to a session that has waited for longer stays until that session has had its turn.
+        """
         claim = self.demand.beside(session) if self.demand.is_beside(session) else least(session)
         missing = claim - self.ledger.free
         victims: list[Lane] = []
         for lane in sorted(self.lanes.by_id.values(), key=self._worth):
             if missing <= 0:
                 break
-            if lane is not session.lane and (lane.holder is not None or self.demand.can_clear(lane)):
+            if lane is session.lane or (_is_owed(lane, session) and not at_once):
+                continue
+            if lane.holder is not None or self.demand.can_clear(lane):
                 victims.append(lane)
                 missing -= gain(lane)
         return victims
@@ -148,6 +153,12 @@ class Reclaimer:
         if not ranks:
             return (1, (-lane.id,))
         return (2, tuple(-part for part in min(ranks)))
+
+
+def _is_owed(lane: Lane, claimant: Session) -> bool:
+    """Return whether a session can run in the empty *lane* that wants its grant for at least as long as *claimant*."""
+    queued = (session for session in lane.sessions.values() if session.state is SessionState.QUEUED)
+    return lane.is_empty and any(session.waits_since <= claimant.waits_since for session in queued)
 
 
 def _running(lanes: list[Lane]) -> list[Session]:
