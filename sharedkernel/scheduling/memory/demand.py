@@ -241,6 +241,12 @@ class MemoryDemand:
             missing = max(missing, self.beside(session) - self.ledger.free - _left_by(gone))
         return missing
 
+    def missing_for_sure(self, session: Session, gone: Collection[Session] = ()) -> int:
+        """Return :meth:`missing`, where resumed iterations, of cells without boundaries, may never end."""
+        resumed = (lane.occupant for lane in self.lanes.by_id.values() if lane.holder is not None)
+        stays = sum(other.iteration.unparked for other in resumed if other is not None and other not in gone)
+        return self.missing(session, gone) + stays
+
 
 def residue(session: Session) -> int:
     """Return the bytes of *session* that stay when everything movable is offloaded.

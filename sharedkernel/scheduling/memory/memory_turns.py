@@ -285,7 +285,7 @@ class MemoryTurns:
             return Eviction()
         gone = set(self.leaving.values())
         for position, session in enumerate(queue):
-            missing = self._demand.missing(session, gone)
+            missing = self._demand.missing_for_sure(session, gone)
             taken = max(0, min(coming, missing))
             coming, missing = coming - taken, missing - taken
             if missing <= 0:
@@ -314,7 +314,7 @@ class MemoryTurns:
 
         def is_enough(moment: float) -> bool:
             due = [other for other in candidates if ends[other] <= moment]
-            return self._demand.missing(session, gone.union(due)) <= coming + sum(map(freeable, due))
+            return self._demand.missing_for_sure(session, gone.union(due)) <= coming + sum(map(freeable, due))
 
         place = bisect_left(moments, True, key=is_enough)  # the later, the more are due
         if place == len(moments):
@@ -328,12 +328,12 @@ class MemoryTurns:
         self, session: Session, due: list[Session], gone: set[Session], coming: int, now: float
     ) -> list[Session]:
         """Return the first *due* sessions whose memory is enough for *session*."""
-        least_missing = self._demand.missing(session, gone.union(due))
+        least_missing = self._demand.missing_for_sure(session, gone.union(due))
         chosen: list[Session] = []
         for other in sorted(due, key=lambda other: self._worth(other, now)):
             chosen.append(other)
             coming += freeable(other)
-            if coming >= least_missing and coming >= self._demand.missing(session, gone.union(chosen)):
+            if coming >= least_missing and coming >= self._demand.missing_for_sure(session, gone.union(chosen)):
                 break
         return chosen
 

@@ -163,7 +163,10 @@ class Offloading:
         )
         gone = self.turns.leaving.values()
         wanting = [(session, self.demand.missing(session, gone)) for session in queue if not session.is_over_quota]
-        if any(missing > 0 or self.demand.persistent_claim(session) for session, missing in wanting):
+        if any(
+            missing > 0 or self.demand.persistent_claim(session) or self.demand.missing_for_sure(session, gone) > 0
+            for session, missing in wanting
+        ):
             self._for_room(wanting, choice, now)
             coming = self._coming(choice, now)
             # Room is being made for these: no other session may take it before the evicted ones have left.

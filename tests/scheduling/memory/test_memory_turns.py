@@ -230,6 +230,23 @@ def test_one_that_keeps_nothing_leaves_what_its_iterations_need(sched: Desk, liv
     assert only(Grant, sched.offload("bob")) == [Grant(session="ada", lane=2, parallel=1)]
 
 
+def test_a_resumed_cell_without_boundaries_leaves_once_its_quantum_is_over(sched: Desk) -> None:
+    """What its iteration has counts as room only if it ends; else nobody would get it, nor what is free beside."""
+    sched.begin("bob", ephemeral=20 * MIB, persistent=200 * MIB)
+    sched.begin("dan", ephemeral=5 * MIB)
+    sched.tick_at_deadline()
+    sched.pause("bob", "yield", live=20 * MIB)
+    sched.finish("dan")
+    sched.keep("ada", size=300 * MIB)
+    sched.open("ada")
+    assert sched.want("ada", 490 * MIB) == [Revoke(session="bob")]
+    while not leaving(sched):
+        sched.tick_at_deadline()
+    assert (leaving(sched), sched.now) == ({"bob"}, QUANTUM)
+    sched.pause("bob", "yield", live=20 * MIB)
+    assert sched.offload("bob")[-1] == Grant(session="ada", lane=3)
+
+
 def test_one_that_was_told_to_move_out_is_told_once(sched: Desk) -> None:
     """Its cell was interrupted at the gate before it could answer, and wants the device again."""
     train(sched, "bob")

@@ -195,6 +195,23 @@ def test_a_cell_that_can_never_run_is_told_so_however_often_it_is_moved(
     assert large.num_cut_short <= 2
 
 
+@pytest.mark.parametrize("policy", ["fair", "las"])
+def test_one_that_keeps_nothing_has_its_turn_between_two_that_alternate(policy: str) -> None:
+    """The lane that it gets when one has left is not taken for the other's return in the same moment."""
+    sizes = {"ada": (500, 20), "bob": (800, 20), "cleo": (0, 600)}
+    notebooks = [
+        Notebook(
+            name=name,
+            persistent=persistent * MIB,
+            cells=[Cell(iterations=10**9, seconds=1.0, ephemeral=ephemeral * MIB, persistent=persistent * MIB)],
+        )
+        for name, (persistent, ephemeral) in sizes.items()
+    ]
+    device = Device(SchedulerConfig(capacity=1000 * MIB, policy=policy), notebooks)
+    device.run(300.0)
+    assert all(device.desk.attained(name) > 300.0 / 20 for name in sizes)
+
+
 # --- as it happened -----------------------------------
 
 #: four users on 1000 MiB: what stays of each session, what was moved away, and what an iteration needs, bytes
