@@ -2,8 +2,8 @@
 
 Ended sessions and closed websockets leave rings of objects behind (Jupyter's and tornado's as well as our own), which
 Python looks for only when a quarter more objects are there than after its last look: the more sessions, the later. And
-the C library's allocator keeps what is freed among what is still used. So a service stays as large as its busiest hour,
-and looks as if it leaked (docs/decisions/2026-11-22-memory-of-a-gateway.md).
+the C library's allocator keeps what is freed among what is still used. So a service stays as large as its busiest hour
+(docs/decisions/2026-11-22-memory-of-a-gateway.md).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def trim() -> None:
 async def keep_trimmed(interval: float = _INTERVAL) -> None:
     """Free what nobody can reach any more and give it back, every *interval* seconds, until cancelled.
 
-    Called when a service is up: what is there by then stays for good and is not looked at again, which makes each
-    later look, also those of Python itself, as short as what came since.
+    Called when a service is up: what is there by then stays for good, and no later look, of Python itself as well,
+    looks at it again.
     """
     gc.collect()
     gc.freeze()

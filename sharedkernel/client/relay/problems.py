@@ -10,7 +10,7 @@ from sharedkernel.errors import ConfigError, SharedKernelError
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a request was not carried out, as a notebook shows it."""
+    """A reason, and what to do."""
 
     #: shown like an exception's name
     name: str

@@ -163,15 +163,12 @@ class Offloading:
         )
         gone = self.turns.leaving.values()
         wanting = [(session, self.demand.missing(session, gone)) for session in queue if not session.is_over_quota]
-        if any(
-            missing > 0 or self.demand.persistent_claim(session) or self.demand.missing_for_sure(session, gone) > 0
-            for session, missing in wanting
-        ):
+        staying = [session for session, _ in wanting]
+        if any(self.demand.missing_for_sure(each, gone) > 0 or self.demand.persistent_claim(each) for each in staying):
             self._for_room(wanting, choice, now)
             coming = self._coming(choice, now)
             # Room is being made for these: no other session may take it before the evicted ones have left.
             choice.helped.update(other for other, missing in wanting if other.wait.has_room_made and missing <= coming)
-            staying = [session for session, _ in wanting]
             choice.eviction = self.turns.choose(staying, coming, choice.sessions, now)
             if choice.eviction.waiting is not None:
                 choice.helped.add(choice.eviction.waiting)

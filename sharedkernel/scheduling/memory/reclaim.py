@@ -126,10 +126,7 @@ class Reclaimer:
         return next((session for session in queue if self.admission.is_attainable(session)), None)
 
     def _victims(self, session: Session, *, at_once: bool) -> list[Lane]:
-        """Return the lanes whose memory *session* takes: preempted ones, then those ranked last.
-
-        One that was just given to a session that has waited for longer stays until that session has had its turn.
-        """
+        """Return the lanes whose memory *session* takes: preempted ones, then those ranked last."""
         claim = self.demand.beside(session) if self.demand.is_beside(session) else least(session)
         missing = claim - self.ledger.free
         victims: list[Lane] = []
@@ -156,7 +153,7 @@ class Reclaimer:
 
 
 def _is_owed(lane: Lane, claimant: Session) -> bool:
-    """Return whether a session can run in the empty *lane* that wants its grant for at least as long as *claimant*."""
+    """Return whether a session that has waited for longer than *claimant* was just given the empty *lane*."""
     queued = (session for session in lane.sessions.values() if session.state is SessionState.QUEUED)
     return lane.is_empty and any(session.waits_since <= claimant.waits_since for session in queued)
 

@@ -37,7 +37,7 @@ class Patience:
         self.demand = demand
 
     def ends(self, session: Session) -> float:
-        """Return until when *session* may wait while it holds memory itself, or for more than what is away, seconds."""
+        """Return until when *session* may wait while it holds memory, or for more than what is away, seconds."""
         ends = session.waits_since + self.config.growth_patience
         if session.is_growing and (excess := self.demand.excess(session)) > 0:
             return min(ends, self._lacked_for_good(session, excess))
