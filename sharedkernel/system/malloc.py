@@ -26,8 +26,7 @@ def trim() -> None:
 async def keep_trimmed(interval: float = _INTERVAL) -> None:
     """Free what nobody can reach any more and give it back, every *interval* seconds, until cancelled.
 
-    Called when a service is up: what is there by then stays for good, and no later look, of Python itself as well,
-    looks at it again.
+    Called when a service is up: what is there by then stays for good, and is not looked at again.
     """
     gc.collect()
     gc.freeze()

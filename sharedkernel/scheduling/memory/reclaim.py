@@ -133,6 +133,7 @@ class Reclaimer:
         for lane in sorted(self.lanes.by_id.values(), key=self._worth):
             if missing <= 0:
                 break
+            # Else two that alternate in memory keep a third from ever running.
             if lane is session.lane or (_is_owed(lane, session) and not at_once):
                 continue
             if lane.holder is not None or self.demand.can_clear(lane):
