@@ -17,16 +17,18 @@ CELL = "import torch; x = torch.ones(1 << 20, device='cuda'); int(x.sum())"
 NAME = "import torch; torch.cuda.get_device_name(); print(torch.cuda.is_initialized(), end='')"
 #: what a process with a forked child, which has copies of its descriptors, gives back
 FORKED = """
-import os, signal, torch
+import os, torch
 kept, freed = torch.ones(16 << 20, device="cuda"), torch.ones(8 << 20, device="cuda")
 before, _ = torch.cuda.mem_get_info()
-child = os.fork()
-if not child:
-    signal.pause()
+until, parent_has_this = os.pipe()
+if not (child := os.fork()):
+    os.close(parent_has_this)
+    os.read(until, 1)
+    os._exit(0)
 del freed
 torch.cuda.empty_cache()
 print(torch.cuda.mem_get_info()[0] - before, end="")
-os.kill(child, signal.SIGKILL)
+os.close(parent_has_this)
 os.waitpid(child, 0)
 """
 #: seconds that a cell may take, with its wait for others
