@@ -134,7 +134,7 @@ class Device:
             assert times, f"nothing will ever happen again: {self.desk.scheduler.snapshot(self.desk.now)}"
             if min(times) > until:
                 self.desk.now = until
-                self.desk.tick()
+                self._do(self.desk.tick())
                 return
             self.desk.now = max(self.desk.now, min(times))
             if planned is not None and planned <= self.desk.now:
@@ -196,8 +196,7 @@ class Device:
                 notebook.num_offloads += 1
                 if is_waiting:
                     notebook.away_since = self.desk.now
-                    if notebook.persistent:
-                        notebook.carried += self.desk.session(notebook.name).iteration.live
+                    notebook.carried += self.desk.session(notebook.name).iteration.live
                 self._do(self.desk.offload(notebook.name))
 
         view = self.desk.session(notebook.name)
@@ -263,12 +262,13 @@ class Device:
         cell = notebook.cells[0]
         notebook.left = cell.seconds / 2
         notebook.has_grown = True
-        self._release(notebook, "yield", live=cell.ephemeral)
+        self._release(notebook, "yield", live=max(0, cell.ephemeral - notebook.carried))
         self._want(notebook, cell.growth)
 
     def _boundary(self, notebook: Notebook) -> None:
         cell = notebook.cells[0]
         notebook.done_iterations += 1
+        self.desk.profile(notebook.name, persistent=self.desk.profile(notebook.name).persistent - notebook.carried)
         notebook.carried = 0
         notebook.left = cell.seconds
         notebook.running_since = self.desk.now
@@ -296,7 +296,7 @@ class Device:
         notebook.left = max(0.0, notebook.left - (self.desk.now - notebook.running_since))
         cell = notebook.cells[0]
         grown = cell.growth if notebook.has_grown and not notebook.done_iterations else 0
-        self._release(notebook, "yield", live=max(0, cell.ephemeral // 2 - notebook.carried) + grown)
+        self._release(notebook, "yield", live=max(0, cell.ephemeral // 2 + grown - notebook.carried))
         self._want(notebook)
 
     def _release(self, notebook: Notebook, at: str, *, live: int = 0, persistent: int | None = None) -> None:
@@ -304,8 +304,6 @@ class Device:
         notebook.turn += 1
         iterations = notebook.done_iterations - notebook.reported
         notebook.reported = notebook.done_iterations
-        if notebook.persistent and persistent is None:
-            persistent = notebook.persistent + notebook.carried
         ephemeral = notebook.cells[0].ephemeral if iterations or self.is_measured else None
         actions = self.desk.release(
             notebook.name,

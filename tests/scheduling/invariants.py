@@ -155,7 +155,9 @@ def _check_order(records: Records) -> None:
     firsts: dict[LaneId, Session] = {}
     for session in sorted(records.queued.values(), key=rank):
         lane = session.lane
-        if lane is not None and (lane.occupant in (None, session) or lanes.can_park(lane, lanes.ledger.free)):
+        if lane is None:
+            continue
+        if lane.occupant in (None, session, lane.holder) or lanes.can_park(lane, lanes.ledger.free):
             firsts.setdefault(lane.id, session)
     kept = [session for _, session in records.run_queue.firsts(records.clock.holders.values())]
     assert kept == list(firsts.values()), "those who want the device are out of order"

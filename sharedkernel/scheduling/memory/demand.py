@@ -13,8 +13,8 @@ if every open cell that could have its lane now, with all other lanes gone, stil
 to run. The headroom includes the need of the restored session itself, if it could ever be met.
 
 The most that a session can ever have is its *ceiling*: the device without the *residue* of all others, the bytes that
-stay when everything movable is offloaded. A restore claims no headroom beyond its ceiling, and a session that claims
-more than its ceiling waits in vain.
+stay when everything movable is offloaded. What can be moved away again claims no headroom beyond its ceiling, and a
+session that claims more than its ceiling waits in vain.
 
 This module answers questions and changes nothing; `admission.py` acts.
 """
@@ -140,7 +140,9 @@ class MemoryDemand:
 
     def excess(self, session: Session) -> int:
         """Return by how many bytes *session*'s claim exceeds its ceiling; 0 or less: it can be met some day."""
-        claim = session.returning if session.state is SessionState.RESTORING else least(session)
+        claim = least(session) + session.iteration.parked
+        if session.state is SessionState.RESTORING:
+            claim = session.returning
         return session.memory.persistent + claim - self.ceiling(session)
 
     def headroom(self, session: Session, room: int, gone: Collection[Session] = ()) -> int:
@@ -156,8 +158,8 @@ class MemoryDemand:
             Sessions that are about to be offloaded, and so need no lane.
         """
         is_restoring = session.state is SessionState.RESTORING
-        if is_restoring:
-            limit = self.ceiling(session) - session.memory.persistent - session.returning
+        limit = -self.excess(session)
+        if is_restoring or is_movable(session):
             room = min(room, limit)
         needs = self.sorted_needs()
         fitting = needs[: bisect_right(needs, room, key=_need_of)]
@@ -192,8 +194,6 @@ class MemoryDemand:
     def shortfall(self, session: Session, gone: Collection[Session] = ()) -> int:
         """Return how many bytes a session lacks even if every other lane is removed; 0 or less: its claim can be met.
 
-        An interrupted iteration lacks nothing: it gets its lane then, whatever else is held.
-
         Parameters
         ----------
         session
@@ -208,7 +208,7 @@ class MemoryDemand:
             lane = session.lane
             now = least(session) if lane is None else self.beside(session) + gain(lane)
             return max(now - room, self.lacks_headroom(session, gone))
-        return 0 if session.iteration.live else least(session) - room
+        return least(session) - room
 
     def lack(self, session: Session) -> tuple[int, int] | None:
         """Return the bytes that a session in the memory queue claims, and those of them that are free now.
@@ -269,7 +269,7 @@ def is_movable(session: Session) -> bool:
 def _held(session: Session) -> int:
     """Return the bytes that *session* leaves to others when it goes: what it keeps, and what its iterations need."""
     is_placed = session.lane is not None and session.state is not SessionState.WAITING
-    return session.memory.persistent + (max(session.need, session.iteration.live) if is_placed else 0)
+    return session.memory.persistent + max(session.need if is_placed else 0, session.iteration.live)
 
 
 def least(session: Session) -> int:

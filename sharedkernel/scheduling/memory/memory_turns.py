@@ -290,7 +290,7 @@ class MemoryTurns:
             coming, missing = coming - taken, missing - taken
             if missing <= 0:
                 continue
-            before = queue[:position]
+            before = [other for other in queue[:position] if self._demand.excess(other) <= 0]  # the rest wait in vain
             candidates = [other for other in self._candidates(session) if other not in before and other not in besides]
             eviction = self._evict(session, candidates, gone, taken, now)
             if eviction is not None:

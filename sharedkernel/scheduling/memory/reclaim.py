@@ -10,8 +10,7 @@ Only under a preemptive policy, and only for the first queued session whose clai
   waiting for each other's cells to end. The first cell of a notebook on a GPU, which needs a context, reclaims at once
   where a lane has more than its sessions are known to need.
 
-Neither is done for a session that would not fit if all lanes were gone: it waits for persistent memory, and sending
-others back would not help it. `offloading.py` may.
+Neither is done for a session that would not fit if all lanes were gone: `offloading.py` may help it.
 """
 
 from __future__ import annotations
@@ -81,8 +80,8 @@ class Reclaimer:
             # boundary frees for certain.
             is_known = first.wanted is not None or first.state is SessionState.RESTORING
             return LaneReclaim(asked=_running([lane])) if is_known else LaneReclaim(demanded=_unforced([lane]))
-        # A session that resumed an interrupted iteration, which could not be parked, has to reach its boundary.
-        resumed = [lane for lane in victims if lane.occupant is not None]
+        # An interrupted iteration that could not be parked, or leaves no room for others', has to reach its boundary.
+        resumed = [lane for lane in victims if lane.occupant is not None or not self.demand.can_clear(lane)]
         return LaneReclaim(
             lanes=[lane for lane in victims if lane.holder is None],
             asked=_running(resumed),
@@ -99,10 +98,9 @@ class Reclaimer:
     def _in_unknown_hands(self, session: Session) -> list[Lane]:
         """Return the lane that has what a first cell lacks beyond all that is known of its sessions, if there is one.
 
-        Such a lane was made for a session of which nothing was known. Nobody would miss these bytes, but without a
-        boundary they come back only when they are demanded, or its interrupted iteration is parked. Of a lane in which
-        nothing lives they come back by themselves; and to take others' is no help, since these may overtake a session
-        that is not due, and would get the same bytes again.
+        Such a lane was made for a session of which nothing was known, and without a boundary these bytes come back only
+        when they are demanded, or its interrupted iteration is parked. To take others' is no help: these may overtake a
+        session that is not due, and would get the same bytes again.
         """
         if session.is_measured or not session.context:
             return []
@@ -133,7 +131,7 @@ class Reclaimer:
         for lane in sorted(self.lanes.by_id.values(), key=self._worth):
             if missing <= 0:
                 break
-            # Else two that alternate in memory keep a third from ever running.
+            # Else two that alternate keep a third from ever running.
             if lane is session.lane or (_is_owed(lane, session) and not at_once):
                 continue
             if lane.holder is not None or self.demand.can_clear(lane):

@@ -7,10 +7,11 @@ ever, unless the policy lets it be passed for a while; one that waits for its ow
 A session that came while there was memory for one lane only shares that lane, and may find it busy although the device
 could bear both. It *moves* then, if there is room by now and no queued session could use it: to a lane of its own, or
 to one in which nothing runs. If there is none it contests, beside its own lane, those that would be large enough, at
-their boundaries: otherwise sessions with a lane of their own would get more than those that share one.
+their boundaries: else sessions that share a lane would get less.
 
 An interrupted iteration keeps its lane: others start there only once its live bytes can be parked, which is charged
-beside all lanes. Until then only the interrupted session itself is considered for that lane.
+beside all lanes. Until then only the interrupted session itself may run there, until its boundary after its turn: a
+signal would only interrupt it again.
 
 The run queue is updated instead of sorted at each event. Asked for is the first session of each lane, in order; of
 hundreds of lanes mostly only one or two are looked at. A policy's rank has two parts, the user's and the session's
@@ -160,7 +161,7 @@ class RunQueue:
             lane = entry[1].lane
             assert lane is not None
             occupant = lane.occupant
-            if occupant is None or occupant is entry[1] or self._lanes.can_park(lane, free):
+            if occupant in (None, entry[1], lane.holder) or self._lanes.can_park(lane, free):
                 yield entry
             elif occupant.id in self._places:
                 heapq.heappush(later, (self.policy.rank(occupant), occupant))
@@ -251,7 +252,8 @@ def choose(admission: Admission, run_queue: RunQueue, ready: Iterable[Session], 
                 spot = lanes.spot(session, kept)
             if spot is None:
                 rivals = [holder for holder in running if can_move and lanes.leaves_room(holder, session)]
-                _contest_any(turns, lane.holder, rivals, session, policy=policy, now=now)
+                is_fixed = lane.occupant is not None and not lanes.can_park(lane, free)
+                _contest_any(turns, lane.holder, rivals, session, is_fixed=is_fixed, policy=policy, now=now)
                 continue
             turns.is_unfinished = True
             if not turns.grants:  # the rest is planned once these have their lanes
@@ -292,10 +294,17 @@ def _first_due(holders: list[Session], first: Session, policy: Policy) -> Sessio
 
 
 def _contest_any(
-    turns: DispatchPlan, own: Session, rivals: list[Session], first: Session, *, policy: Policy, now: float
+    turns: DispatchPlan,
+    own: Session,
+    rivals: list[Session],
+    first: Session,
+    *,
+    is_fixed: bool,
+    policy: Policy,
+    now: float,
 ) -> None:
     """Contest the turn of *own*, in the lane of *first*, or else that of a rival to whose lane *first* could move."""
-    _contest(turns, own, first, policy=policy, now=now)
+    _contest(turns, own, first, is_fixed=is_fixed, policy=policy, now=now)
     makes_room = own in turns.revocations or (own.preemption.force_at < math.inf and not own.preemption.was_forced)
     if makes_room or own in turns.grants or not rivals:
         return
@@ -308,14 +317,17 @@ def _contest_any(
         _record(turns, turns.asked, rival, policy.due_in(rival, first), now)
 
 
-def _contest(turns: DispatchPlan, holder: Session, first: Session, *, policy: Policy, now: float) -> None:
+def _contest(
+    turns: DispatchPlan, holder: Session, first: Session, *, is_fixed: bool = False, policy: Policy, now: float
+) -> None:
     """Revoke *holder*'s grant if its turn is over, or note when it will be."""
-    if holder.preemption.force_at < math.inf or holder in turns.revocations:
+    is_asked = is_fixed and holder.state is SessionState.PREEMPTING
+    if is_asked or holder.preemption.force_at < math.inf or holder in turns.revocations:
         return  # its turn is over already
     if holder in turns.grants:
         turns.is_unfinished = True  # its turn begins with the grant: only then can be said when it will be over
         return
-    _record(turns, turns.revocations, holder, policy.due_in(holder, first), now)
+    _record(turns, turns.asked if is_fixed else turns.revocations, holder, policy.due_in(holder, first), now)
 
 
 def _record(turns: DispatchPlan, over: list[Session], holder: Session, due: float, now: float) -> None:

@@ -119,9 +119,9 @@ class Reconciler:
             self._decisions.offload(session)
         self._evict()
         if records.offloading.choice.eviction.due_at is not None and self._is_still(beside_turns=True):
-            self._make_way()  # nothing else will happen until that quantum is over
+            self._take_from_queued()  # nothing else will happen until that quantum is over
         while self.is_stuck():
-            if self._unstick():
+            if not self._take_from_queued() and self._refuse_wait(records.admission.latest_growing()):
                 return True
         ends = self._deadlock_ends()
         if ends is not None and not self._make_way() and ends <= records.clock.now:
@@ -186,18 +186,14 @@ class Reconciler:
         latest = admission.latest_in_the_way() if self._is_still() else None
         return None if latest is None else admission.patience.ends(latest)
 
-    def _unstick(self) -> bool:
-        """Take back what lanes can give, or what later sessions in the queue hold; else refuse the latest to grow.
-
-        Return whether it was refused.
-        """
+    def _take_from_queued(self) -> bool:
+        """Take back what lanes can give, or what later sessions in the queue hold; return whether there was any."""
         records = self._records
-        if self._clear(records.reclaimer.reclaim(records.clock.now, at_once=True)):
-            self._admit()
-            self._dispatch()
-        elif not self._make_way():
-            return self._refuse_wait(records.admission.latest_growing())
-        return False
+        if not self._clear(records.reclaimer.reclaim(records.clock.now, at_once=True)):
+            return self._make_way()
+        self._admit()
+        self._dispatch()
+        return True
 
     def _make_way(self) -> bool:
         """Offload queued sessions for an earlier one; return whether there are such."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -187,6 +188,47 @@ def test_of_two_that_grow_one_gives_its_lane_where_lanes_are_taken_back(sched: D
     assert sched.state("bob") == "running"
 
 
+@pytest.mark.parametrize("kept", [0, 50])
+def test_two_that_grow_do_not_wait_for_each_other_while_a_third_goes_on(sched: Desk, kept: int) -> None:
+    """Once its quantum is over the later one moves out, with what its iteration has."""
+    sched.ready("cleo")
+    sched.begin("ada", ephemeral=400 * MIB, persistent=kept * MIB)
+    sched.pause("ada", "yield", live=400 * MIB)
+    sched.begin("bob", ephemeral=400 * MIB, persistent=kept * MIB)
+    sched.grow("ada", 300 * MIB, live=400 * MIB)
+    assert sched.grow("bob", 300 * MIB, live=400 * MIB) == []
+    while not (actions := sched.tick_at_deadline()):
+        pass
+    assert (actions[0], sched.now) == (Offload(session="bob"), 20.0)
+    assert Grant(session="ada", lane=1) in actions + sched.offload("bob")
+
+
+def test_plain_python_that_keeps_nothing_keeps_nobody_from_growing(sched: Desk) -> None:
+    """The lane that its next iteration needs can be had by turns, since all that grows can move."""
+    sched.start("cleo")
+    sched.measure("cleo", ephemeral=650 * MIB)
+    sched.open("cleo")
+    sched.begin("ada", ephemeral=300 * MIB)
+    assert sched.grow("ada", 400 * MIB, live=300 * MIB) == [Grant(session="ada", lane=1)]
+
+
+def test_no_signal_interrupts_what_leaves_no_room_for_its_own_rest(sched: Desk) -> None:
+    """The lane of its rest could not be given to others: only a boundary frees what is parked of it."""
+    sched.begin("cleo", ephemeral=600 * MIB)
+    sched.begin("bob", ephemeral=500 * MIB, domain="other")
+    while sched.state("cleo") != "preempting":
+        sched.tick_at_deadline()
+    sched.pause("cleo", "yield", live=300 * MIB)
+    sched.finish("bob")
+    sched.user("ada", offload_after=None)
+    sched.keep("ada", size=510 * MIB)
+    sched.open("ada")
+    assert sched.want("ada", 10 * MIB) == []
+    assert sched.tick_at_deadline() == [Revoke(session="cleo")]
+    assert sched.tick(sched.now + 1.0) == []
+    assert sched.release("cleo", "boundary")[-1] == Grant(session="ada", lane=4)
+
+
 def test_an_interrupt_ends_the_wait_and_keeps_the_lane(sched: Desk) -> None:
     """The session has what it had; its next want is an ordinary one."""
     sched.begin("ada", ephemeral=500 * MIB)
@@ -208,6 +250,8 @@ def test_two_that_wait_for_what_the_other_keeps_do_not_wait_for_ever(sched: Desk
     sched.release("bob", persistent=480 * MIB)
     assert sched.want("ada") + sched.want("bob") == [Offload(session="bob")]
     assert sched.decline("bob") == []
+    assert sched.tick_at_deadline() == [Offload(session="ada")]  # since it cannot go on itself
+    assert sched.decline("ada") == []
     assert sched.now < 30.0
     refusal = refused(sched.tick_at_deadline())
     assert (refusal.session, refusal.shortage.reason, sched.now) == ("bob", "memory", 30.0)

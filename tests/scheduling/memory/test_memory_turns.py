@@ -247,6 +247,23 @@ def test_a_resumed_cell_without_boundaries_leaves_once_its_quantum_is_over(sched
     assert sched.offload("bob")[-1] == Grant(session="ada", lane=3)
 
 
+def test_one_that_waits_in_vain_makes_room_for_those_behind(sched: Desk) -> None:
+    """It lacks what an open cell keeps and never moves; its own memory is all that the next one needs."""
+    sched.user("cleo", offload_after=None)
+    sched.keep("cleo", size=350 * MIB)
+    sched.open("cleo")
+    sched.keep("ada", size=600 * MIB)
+    sched.open("ada")
+    sched.start("bob")
+    assert sched.want("ada", 100 * MIB) == []
+    sched.at(1.0).open("bob")
+    assert sched.want("bob", 200 * MIB) == []
+    while not (actions := sched.tick_at_deadline()):
+        pass
+    assert (actions, sched.now) == ([Offload(session="ada")], QUANTUM)
+    assert sched.offload("ada")[-1] == Grant(session="bob", lane=1)
+
+
 def test_one_that_was_told_to_move_out_is_told_once(sched: Desk) -> None:
     """Its cell was interrupted at the gate before it could answer, and wants the device again."""
     train(sched, "bob")

@@ -36,6 +36,21 @@ def offloads(actions: list[Action]) -> list[str]:
     return [action.session for action in actions if isinstance(action, Offload)]
 
 
+def test_idle_memory_is_moved_for_an_interrupted_iteration_that_finds_no_lane(sched: Desk) -> None:
+    """Others came to keep more meanwhile than anything had shown, and other lanes are in use."""
+    sched.begin("ada", ephemeral=500 * MIB)
+    sched.begin("bob", ephemeral=600 * MIB, domain="other")
+    while sched.state("ada") != "preempting":
+        sched.tick_at_deadline()
+    sched.release("ada", "yield", live=250 * MIB)
+    sched.finish("bob")
+    sched.begin("dan", ephemeral=50 * MIB)
+    sched.keep("cleo", size=600 * MIB)
+    assert sched.want("ada") == []
+    assert sched.tick_at_deadline() == [Offload(session="cleo")]
+    assert Grant(session="ada", lane=4, parallel=1) in sched.offload("cleo") + sched.release("dan", "cell")
+
+
 # --- what is said of a wait ------------------------------------
 
 

@@ -29,12 +29,14 @@ def test_others_run_in_the_lane_once_what_is_live_is_parked(sched: Desk) -> None
 
 
 def test_a_lane_is_its_interrupted_sessions_own_where_parking_does_not_fit(sched: Desk) -> None:
-    """Nobody else of the lane runs before the iteration has ended."""
+    """The next one of the lane runs once the iteration has ended, and need not wait for the end of the cell."""
     share_a_lane(sched, need=900)
     assert sched.release("ada", "yield", live=500) == []
     assert sched.state("bob") == "queued"
-    assert sched.want("ada") == [Grant(session="ada", lane=1)]
+    assert sched.want("ada") == [Grant(session="ada", lane=1), Revoke(session="ada")]
     assert sched.session("ada").iteration.parked == 0
+    assert sched.scheduler.next_deadline() is None  # a signal would only interrupt the same iteration again
+    assert sched.release("ada", "boundary") == [Grant(session="bob", lane=1)]
 
 
 def test_a_lane_of_everything_makes_room_for_what_is_parked_from_it(sched: Desk) -> None:

@@ -212,6 +212,55 @@ def test_one_that_keeps_nothing_has_its_turn_between_two_that_alternate(policy: 
     assert all(device.desk.attained(name) > 300.0 / 20 for name in sizes)
 
 
+@pytest.mark.heavy
+@given(
+    sizes=st.lists(st.tuples(*[st.integers(0, 8)] * 3).filter(lambda sizes: sum(sizes) <= 8), min_size=2, max_size=5),
+    seconds=st.lists(st.sampled_from([0.2, 1.0, 4.0]), min_size=5, max_size=5),
+    preludes=st.lists(st.sampled_from([0.0, 1.0, 30.0]), min_size=5, max_size=5),
+    quantum=st.sampled_from([0.05, 5.0]),
+    parallel=st.sampled_from([1, 3]),
+)
+def test_nobody_waits_longer_than_the_others_take(
+    sizes: list[tuple[int, int, int]],
+    seconds: list[float],
+    preludes: list[float],
+    quantum: float,
+    parallel: int,
+) -> None:
+    """Sessions keep something, need something, and grow once, by hundreds of MiB; their iterations are interrupted."""
+    notebooks = [
+        Notebook(
+            name=f"user{'abcde'[number]}",
+            persistent=100 * kept * MIB,
+            cells=[
+                Cell(
+                    iterations=10**9,
+                    seconds=seconds[number],
+                    ephemeral=max(10, 100 * needed) * MIB,
+                    growth=100 * grown * MIB,
+                    persistent=100 * kept * MIB,
+                    prelude=preludes[number],
+                )
+            ],
+        )
+        for number, (kept, needed, grown) in enumerate(sizes)
+    ]
+    config = SchedulerConfig(capacity=1000 * MIB, quantum=quantum, parallel_lanes=parallel, utilisation_limit=9.0)
+    device = Device(config, notebooks, moving=lambda size: 0.5)
+    attained = dict.fromkeys(device.notebooks, 0.0)
+    served_at = dict.fromkeys(device.notebooks, max(preludes))
+    longest = 0.0
+    while device.desk.now < 300.0:
+        device.run(device.desk.now + 5.0, most_events=20_000)
+        for name, before in attained.items():
+            attained[name] = device.desk.attained(name)
+            if attained[name] > before:
+                served_at[name] = device.desk.now
+            longest = max(longest, device.desk.now - served_at[name])
+    turn = max(QUANTUM, 24 * 0.5) + 1.0 + max(seconds) + 5.0
+    assert longest <= (len(sizes) + 1) * turn
+
+
 # --- as it happened -----------------------------------
 
 #: four users on 1000 MiB: what stays of each session, what was moved away, and what an iteration needs, bytes
