@@ -222,6 +222,15 @@ class Desk:
             actions = self.want(name, ephemeral, **wanted)
         return actions
 
+    def park(self, name: str, *, ephemeral: int, live: int, rival: int) -> None:
+        """Interrupt an iteration for another domain's session, which needs *rival* bytes and ends; *live* ones stay."""
+        self.begin(name, ephemeral=ephemeral)
+        self.begin("rival", ephemeral=rival, domain="other")
+        while self.state(name) != "preempting":
+            self.tick_at_deadline()
+        self.release(name, "yield", live=live)
+        self.finish("rival")
+
     def finish(self, name: str, **measured: Any) -> list[Action]:
         """Let the session's cell give the device back and end; return the last answer."""
         self.release(name, "cell", **measured)

@@ -105,6 +105,10 @@ class MemoryDemand:
             return 0
         return max(0, min(session.iteration.growth, wanted - session.iteration.parked - lane.size))
 
+    def claim(self, session: Session) -> int:
+        """Return the least bytes that *session* claims, beside all lanes or as a lane."""
+        return self.beside(session) if self.is_beside(session) else least(session)
+
     def persistent_claim(self, session: Session) -> int:
         """Return the bytes of *session*'s claim that may persist."""
         return session.returning if session.state is SessionState.RESTORING else session.iteration.growth
@@ -140,9 +144,8 @@ class MemoryDemand:
 
     def excess(self, session: Session) -> int:
         """Return by how many bytes *session*'s claim exceeds its ceiling; 0 or less: it can be met some day."""
-        claim = least(session) + session.iteration.parked
-        if session.state is SessionState.RESTORING:
-            claim = session.returning
+        is_restoring = session.state is SessionState.RESTORING
+        claim = session.returning if is_restoring else least(session) + session.iteration.parked
         return session.memory.persistent + claim - self.ceiling(session)
 
     def headroom(self, session: Session, room: int, gone: Collection[Session] = ()) -> int:
@@ -218,10 +221,7 @@ class MemoryDemand:
         shortfall = self.shortfall(session)
         if shortfall <= 0:
             return None
-        if session.state is SessionState.RESTORING:
-            claim = session.returning
-        else:
-            claim = self.beside(session) if self.is_beside(session) else least(session)
+        claim = self.claim(session)
         return (claim, max(0, claim - shortfall)) if claim > 0 else None
 
     def missing(self, session: Session, gone: Collection[Session] = ()) -> int:

@@ -187,6 +187,8 @@ class MemoryTurns:
     def ends_at(self, holder: Session, waiting: Session) -> float:
         """Return from when on one session may be evicted for another; infinite: never, as things are.
 
+        The turn of one that has waited longer begins with its lane.
+
         Parameters
         ----------
         holder
@@ -201,6 +203,8 @@ class MemoryTurns:
             return offloadable_at
         quantum = protection * self.quantum(holder, waiting)
         began = holder.residence.began
+        if holder.state is SessionState.QUEUED and holder.waits_since <= waiting.waits_since:
+            began = max(began, holder.wait.queued_since)
         at_latest = max(began, waiting.wait.since) + quantum
         usual = offloadable_at if is_idle else max(began, holder.cell.opened_at) + quantum
         settled_at = self.settled_at(holder) if holder.state is SessionState.WAITING else -math.inf
@@ -284,13 +288,14 @@ class MemoryTurns:
         if not self.are_taken:
             return Eviction()
         gone = set(self.leaving.values())
+        hopeful = {session for session in queue if self._demand.excess(session) <= 0}
         for position, session in enumerate(queue):
             missing = self._demand.missing_for_sure(session, gone)
             taken = max(0, min(coming, missing))
             coming, missing = coming - taken, missing - taken
             if missing <= 0:
                 continue
-            before = [other for other in queue[:position] if self._demand.excess(other) <= 0]  # the rest wait in vain
+            before = hopeful.intersection(queue[:position])
             candidates = [other for other in self._candidates(session) if other not in before and other not in besides]
             eviction = self._evict(session, candidates, gone, taken, now)
             if eviction is not None:

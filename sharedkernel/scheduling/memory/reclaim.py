@@ -80,7 +80,7 @@ class Reclaimer:
             # boundary frees for certain.
             is_known = first.wanted is not None or first.state is SessionState.RESTORING
             return LaneReclaim(asked=_running([lane])) if is_known else LaneReclaim(demanded=_unforced([lane]))
-        # An interrupted iteration that could not be parked, or leaves no room for others', has to reach its boundary.
+        # Interrupted, these would give nothing: they have to reach their boundaries.
         resumed = [lane for lane in victims if lane.occupant is not None or not self.demand.can_clear(lane)]
         return LaneReclaim(
             lanes=[lane for lane in victims if lane.holder is None],
@@ -125,13 +125,12 @@ class Reclaimer:
 
     def _victims(self, session: Session, *, at_once: bool) -> list[Lane]:
         """Return the lanes whose memory *session* takes: preempted ones, then those ranked last."""
-        claim = self.demand.beside(session) if self.demand.is_beside(session) else least(session)
-        missing = claim - self.ledger.free
+        missing = self.demand.claim(session) - self.ledger.free
         victims: list[Lane] = []
         for lane in sorted(self.lanes.by_id.values(), key=self._worth):
             if missing <= 0:
                 break
-            # Else two that alternate keep a third from ever running.
+            # Else two that alternate starve a third.
             if lane is session.lane or (_is_owed(lane, session) and not at_once):
                 continue
             if lane.holder is not None or self.demand.can_clear(lane):

@@ -362,9 +362,9 @@ class Session:
 
     @property
     def waits_since(self) -> float:
-        """The begin of its wait in the memory queue: the first one since its last grant."""
+        """The begin of its wait for a grant, however often it was moved, else for its memory."""
         first = self.wait.ungranted_since
-        return self.wait.since if first is None else min(first, self.wait.since)
+        return self.wait.since if first is None else first
 
     @property
     def was_moved_in_vain(self) -> bool:

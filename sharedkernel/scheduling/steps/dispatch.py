@@ -10,7 +10,7 @@ to one in which nothing runs. If there is none it contests, beside its own lane,
 their boundaries: else sessions that share a lane would get less.
 
 An interrupted iteration keeps its lane: others start there only once its live bytes can be parked, which is charged
-beside all lanes. Until then only the interrupted session itself may run there, until its boundary after its turn: a
+beside all lanes. Until then only the interrupted session runs there. After its turn it is asked for its boundary: a
 signal would only interrupt it again.
 
 The run queue is updated instead of sorted at each event. Asked for is the first session of each lane, in order; of
@@ -321,9 +321,9 @@ def _contest(
     turns: DispatchPlan, holder: Session, first: Session, *, is_fixed: bool = False, policy: Policy, now: float
 ) -> None:
     """Revoke *holder*'s grant if its turn is over, or note when it will be."""
-    is_asked = is_fixed and holder.state is SessionState.PREEMPTING
+    is_asked = is_fixed and (holder.state is SessionState.PREEMPTING or holder in turns.asked)
     if is_asked or holder.preemption.force_at < math.inf or holder in turns.revocations:
-        return  # its turn is over already
+        return
     if holder in turns.grants:
         turns.is_unfinished = True  # its turn begins with the grant: only then can be said when it will be over
         return

@@ -73,10 +73,6 @@ class Reconciler:
             deadlines += [moment for moment in moments if moment > now]
         return min((deadline for deadline in deadlines if deadline is not None and deadline < math.inf), default=None)
 
-    def is_stuck(self) -> bool:
-        """Return whether a session waits to grow and nothing will change by itself."""
-        return self._is_still() and self._records.admission.latest_growing() is not None
-
     def _correct_lanes(self) -> None:
         """Correct the lanes; sessions that must leave theirs are sent back."""
         for session in self._records.lanes.reconcile():
@@ -120,9 +116,9 @@ class Reconciler:
         self._evict()
         if records.offloading.choice.eviction.due_at is not None and self._is_still(beside_turns=True):
             self._take_from_queued()  # nothing else will happen until that quantum is over
-        while self.is_stuck():
-            if not self._take_from_queued() and self._refuse_wait(records.admission.latest_growing()):
-                return True
+        while self._is_still() and (growing := records.admission.latest_growing()) is not None:
+            if not self._take_from_queued():
+                return self._refuse_wait(growing)
         ends = self._deadlock_ends()
         if ends is not None and not self._make_way() and ends <= records.clock.now:
             return self._refuse_wait(records.admission.latest_in_the_way())

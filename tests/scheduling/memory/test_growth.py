@@ -214,12 +214,8 @@ def test_plain_python_that_keeps_nothing_keeps_nobody_from_growing(sched: Desk) 
 
 def test_no_signal_interrupts_what_leaves_no_room_for_its_own_rest(sched: Desk) -> None:
     """The lane of its rest could not be given to others: only a boundary frees what is parked of it."""
-    sched.begin("cleo", ephemeral=600 * MIB)
-    sched.begin("bob", ephemeral=500 * MIB, domain="other")
-    while sched.state("cleo") != "preempting":
-        sched.tick_at_deadline()
-    sched.pause("cleo", "yield", live=300 * MIB)
-    sched.finish("bob")
+    sched.park("cleo", ephemeral=600 * MIB, live=300 * MIB, rival=600 * MIB)
+    sched.want("cleo")
     sched.user("ada", offload_after=None)
     sched.keep("ada", size=510 * MIB)
     sched.open("ada")

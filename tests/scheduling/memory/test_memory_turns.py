@@ -248,7 +248,7 @@ def test_a_resumed_cell_without_boundaries_leaves_once_its_quantum_is_over(sched
 
 
 def test_one_that_waits_in_vain_makes_room_for_those_behind(sched: Desk) -> None:
-    """It lacks what an open cell keeps and never moves; its own memory is all that the next one needs."""
+    """It needs memory that an open cell never moves, while its own would be enough for the next one."""
     sched.user("cleo", offload_after=None)
     sched.keep("cleo", size=350 * MIB)
     sched.open("cleo")

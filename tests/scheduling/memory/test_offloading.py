@@ -38,12 +38,7 @@ def offloads(actions: list[Action]) -> list[str]:
 
 def test_idle_memory_is_moved_for_an_interrupted_iteration_that_finds_no_lane(sched: Desk) -> None:
     """Others came to keep more meanwhile than anything had shown, and other lanes are in use."""
-    sched.begin("ada", ephemeral=500 * MIB)
-    sched.begin("bob", ephemeral=600 * MIB, domain="other")
-    while sched.state("ada") != "preempting":
-        sched.tick_at_deadline()
-    sched.release("ada", "yield", live=250 * MIB)
-    sched.finish("bob")
+    sched.park("ada", ephemeral=500 * MIB, live=250 * MIB, rival=600 * MIB)
     sched.begin("dan", ephemeral=50 * MIB)
     sched.keep("cleo", size=600 * MIB)
     assert sched.want("ada") == []
